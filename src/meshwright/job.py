@@ -159,7 +159,7 @@ class Job:
         if "recompute" in items or not self._is_legal(found):
             return found
         parts = not self.software.profile and self.software.kind != MESHWRIGHT
-        return least_recompute(self.model, self.cluster, self.workload, found, parts=parts)
+        return least_recompute(self.model, self.cluster, self.workload, found, parts=parts, is_own=self.software.is_own)
 
     def _is_legal(self, layout: Layout) -> bool:
         try:

@@ -24,6 +24,7 @@ from meshwright.evidence.refit import (
     stack_of,
 )
 from meshwright.evidence.runs import read_runs
+from meshwright.predict.practice import UNTUNED
 from meshwright.predict.software import fitted_values
 
 CONSTANTS = json.loads((HERE / "constants.json").read_text())
@@ -68,8 +69,7 @@ def test_classes_and_experts_have_constants_within_their_bounds() -> None:
 def test_software_of_another_kind_is_taken_as_the_mean_of_the_classes_under_its_own_name() -> None:
     run = replace(read_runs(UNFITTED_CSV).rows[0], release="homemade-1.0")
     stack = stack_of(run, fitted_values())
-    classes = fitted_values().classes
-    mean = sum(one.log_factor for one in classes.values()) / len(classes)
+    mean = sum(fitted_values().classes[kind].log_factor for kind in UNTUNED) / len(UNTUNED)
     assert (stack.release, stack.known) == (run.release, False) and stack.log_factor == pytest.approx(mean)
     assert "homemade-1.0" in stack.note and "fsdp" in stack.note
     assert stack_of(replace(run, release="v5.0"), fitted_values()).known

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost import memory
 from meshwright.describe.hardware import Accelerator
+from meshwright.describe.load import load_model, load_workload
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError, InputError
@@ -243,3 +244,28 @@ def test_biases_of_copied_heads_are_copied():
     model = replace(DENSE, qkv_biases=True)
     own = stages(replace(model, num_kv_heads=8), WORKLOAD, Layout(tp=8, recompute="full"))
     assert stages(model, WORKLOAD, Layout(tp=8, recompute="full")) == own
+
+
+@pytest.mark.parametrize(
+    "model, batch, layout, rehearsed_gib",
+    [  # benchmarks/rehearse.py on one H200, 2026-11-16
+        ("llama-3.1-8b", 512, Layout(dp=64, micro_batch=1), 84.01),
+        ("llama-3.2-1b", 8, Layout(micro_batch=2), 41.95),
+    ],
+)
+def test_memory_of_our_own_trainer_is_what_a_rehearsed_rank_took(model, batch, layout, rehearsed_gib):
+    workload = replace(load_workload("pretrain-1t"), global_batch=batch)
+    own, others = (stages(load_model(model), workload, layout, is_own=is_own)[0] for is_own in (True, False))
+    assert own.peak_bytes / GIB == pytest.approx(rehearsed_gib, rel=0.01)
+    assert own.loss_bytes < others.loss_bytes  # logits of a block of rows at a time
+    assert own.peak_at == "loss"
+
+
+def test_our_own_trainer_keeps_the_sum_of_a_shard_beside_its_gradients_and_no_placeholders():
+    layout = Layout(dp=8, micro_batch=1, zero_stage=1)
+    own, others = (stages(DENSE, WORKLOAD, layout, is_own=is_own)[0] for is_own in (True, False))
+    assert own.gradients_bytes == pytest.approx(others.gradients_bytes * (1 + 1 / 8))
+    assert own.weights_bytes == others.weights_bytes and own.optimizer_bytes == others.optimizer_bytes
+    alone = Layout(micro_batch=1)
+    one, other = (stages(DENSE, WORKLOAD, alone, is_own=is_own)[0] for is_own in (True, False))
+    assert one.gradients_bytes == other.gradients_bytes and one.buffers_bytes < other.buffers_bytes

@@ -32,6 +32,13 @@ def test_a_class_by_its_name_is_its_newest_release_or_has_effects_of_its_own() -
     assert ordinary.known and ordinary.kind == "fsdp" and ordinary.effects == fitted_values().classes["fsdp"]
     assert ordinary.effects.log_attention > 0.3  # kernels of an earlier generation than those of the record holders
     ours = software("meshwright")
+    assert ours.known and ours.is_own and ours.effects == fitted_values().classes["meshwright"] and not ordinary.is_own
+
+
+def test_a_class_without_runs_is_taken_as_its_relative() -> None:
+    values = fitted_values()
+    without = replace(values, classes={kind: one for kind, one in values.classes.items() if kind != "meshwright"})
+    ours = without.software("meshwright")
     assert not ours.known and "taken as torchtitan" in ours.note and ours.effects == software("torchtitan").effects
 
 

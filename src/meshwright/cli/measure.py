@@ -76,7 +76,7 @@ def measure(
     from meshwright.train.measure.waiting import sees_gpu, waiting
 
     path = out or usual_path()
-    _check_place(path)
+    check_place(path)
     likely = len(models or GPU_MODELS) * len(precisions or ("bf16", "fp8")) if sees_gpu() else 0
     with waiting(likely) as ready:  # these processes load torch while this process does
         torch_or_error()
@@ -116,7 +116,7 @@ def _say_since(started_s: float) -> Callable[[str], None]:
     return lambda what: print(f"meshwright: {time.perf_counter() - started_s:4.0f} s  {what}", file=sys.stderr, flush=True)
 
 
-def _check_place(path: Path) -> None:
+def check_place(path: Path) -> None:
     """Raise an error before anything is timed if the file could not be written."""
     from meshwright.errors import InputError
 

@@ -29,6 +29,10 @@ FP32_BYTES = 4.0
 CUBLAS_WORKSPACE_BYTES = GIB / 32
 NUM_WORKSPACES = 3
 NUM_GROUPED_WORKSPACES = 4
+NUM_TRAINER_WORKSPACES = 2  # of meshwright's trainer: for the forward and for the backward thread
+
+LOSS_BLOCK_BYTES = 2.0 * GIB  # of logits at a time in meshwright's trainer (train.kernels.fused_loss)
+CUT_LOGIT_BYTES = 12.0  # of a logit there on tensor ranks: saved exponentials and a gradient in fp32, and twice two bytes around them
 
 
 def gathered_bytes(parameters: Quantity, working_parameters: Quantity, bytes_per_weight: float, num_shards: Quantity) -> Column:
@@ -105,6 +109,19 @@ def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kep
     placeholder = kept.tensor_bytes * vocab_size * hidden / tp if trained else 0.0
     projection = kept.tensor_bytes * logits + placeholder + shard + gathered
     return np.asarray(2 * shard + np.maximum(kept.logit_bytes * logits, projection))
+
+
+def blocked_loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kept: Recipe) -> Column:
+    """Bytes on the last stage at the loss of meshwright's trainer.
+
+    Without tensor ranks, logits exist for a block of rows at a time, and the gradients of the final norm's output and of the head are
+    computed with them. On tensor ranks a rank has all rows of its part of the vocabulary: logits, their fp32 copy, the saved exponentials
+    and the gradient.
+    """
+    shard = kept.tensor_bytes * tokens * hidden / tp
+    alone = np.minimum(kept.tensor_bytes * tokens * vocab_size, LOSS_BLOCK_BYTES) + kept.tensor_bytes * vocab_size * hidden + shard
+    cut = CUT_LOGIT_BYTES * tokens * vocab_size / tp + kept.tensor_bytes * tokens * hidden
+    return np.asarray(2 * shard + np.where(np.asarray(tp) > 1, cut, alone))
 
 
 def mlp_backward_bytes(hidden: int, ffn_hidden: int, num_inner: int, kept: Recipe) -> float:

@@ -118,6 +118,35 @@ class CollectiveTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankChunk:
+    """Layers of one rank of a larger plan, rehearsed: seconds of one micro-batch, forward and backward, without communication."""
+
+    model: str
+    hidden: int
+    ffn_hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    gated: bool
+    precision: str  # the recipe that was run
+    number_format: str
+    recompute: str
+    tp: int
+    cp: int
+    micro_batch: int
+    seq_len: int
+    num_layers: int
+    chunk_s: float
+    has_loss: bool  # whether the seconds are those of head and loss as well
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What makes the layers and ends of two models the same."""
+        return self.hidden, self.ffn_hidden, self.num_heads, self.num_kv_heads, self.head_dim, self.vocab_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """All measurements of one machine."""
 
@@ -139,6 +168,7 @@ class Profile:
     slices: tuple[Slice, ...] = ()
     shared_slices: tuple[Slice, ...] = ()  # of several ranks each, cut or dealt out, where processes share cores
     collectives: tuple[CollectiveTime, ...] = ()
+    rank_chunks: tuple[RankChunk, ...] = ()  # of ranks of larger plans, by `meshwright rehearse`
     left_out: tuple[str, ...] = ()  # what was asked for and not timed, and why
 
     @property
@@ -155,6 +185,10 @@ class Profile:
     def slices_of(self, model: Model, number_format: str, precision: str = "") -> list[Slice]:
         """Slices of a model's shape in a number format; of several recipes, those of `precision` where there are any."""
         return _slices_of(self.slices, model, number_format, precision)
+
+    def rank_chunks_of(self, model: Model, number_format: str) -> list[RankChunk]:
+        """Rehearsed chunks of a model's shape in a number format."""
+        return [one for one in self.rank_chunks if one.shape == shape_of(model) and one.number_format == number_format]
 
     def shared_slices_of(self, model: Model, number_format: str, precision: str = "") -> list[Slice]:
         """The same of slices that several ranks made together."""
@@ -223,6 +257,9 @@ def _check(profile: Profile, where: str) -> None:
     for name in ("products", "attentions", "collectives"):
         for i, entry in enumerate(getattr(profile, name)):
             wanted.update({f"{name}[{i}].{key}": value for key, value in asdict(entry).items() if isinstance(value, int | float)})
+    for i, chunk in enumerate(profile.rank_chunks):
+        numbers = {key: value for key, value in asdict(chunk).items() if isinstance(value, int | float) and not isinstance(value, bool)}
+        wanted.update({f"rank_chunks[{i}].{key}": value for key, value in numbers.items()})
     for name in ("slices", "shared_slices"):
         for i, cut in enumerate(getattr(profile, name)):
             for key in POSITIVE:

@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layouts
 from meshwright.predict.inputs import Inputs, inputs_of, stacked
-from meshwright.predict.practice import EARLY, FSDP, MEGATRON, MLPERF, NEMO, TORCHTITAN, Effects, class_of, further_effects
+from meshwright.predict.practice import (
+    EARLY,
+    FSDP,
+    MEGATRON,
+    MESHWRIGHT,
+    MLPERF,
+    NEMO,
+    TORCHTITAN,
+    UNTUNED,
+    Effects,
+    class_of,
+    further_effects,
+)
 from meshwright.predict.software import REFERENCE_RELEASE, TP_HIDDEN, Fitted, FittedValues, is_fitted
 from meshwright.predict.step import price
 
@@ -38,7 +50,7 @@ _ROWS = Fitted(meaning="further time of products scaled by rows", unit="ln", exp
 _CHIP = Fitted(meaning="time of all compute", unit="ln", expected=0.0, spread=0.2, low=-1.0, high=1.5)
 _CHIP_ATTENTION = Fitted(meaning="further time of attention", unit="ln", expected=0.0, spread=0.3, low=-1.0, high=1.0)
 
-_KINDS = (MEGATRON, TORCHTITAN, FSDP)
+_KINDS = (MEGATRON, TORCHTITAN, FSDP, MESHWRIGHT)
 _OF_CLASS = {"log_factor": _FACTOR, "log_attention": _ATTENTION, "log_memory": _MEMORY, "host_s": _HOST}
 # (class or architecture, field of Effects) -> what it means
 EFFECTS_FITTED: Mapping[tuple[str, str], Fitted] = {
@@ -66,9 +78,7 @@ def class_rows(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
 
 def _is_own(run: MeasuredRun) -> bool:
     kind, chip = class_of(run.release), run.cluster.accelerator
-    return (kind in (MEGATRON, TORCHTITAN, FSDP) and (is_fitted(chip) or chip.architecture in CHIPS)) or (
-        kind in (MLPERF, NEMO) and chip.architecture in CHIPS
-    )
+    return (kind in _KINDS and (is_fitted(chip) or chip.architecture in CHIPS)) or (kind in (MLPERF, NEMO) and chip.architecture in CHIPS)
 
 
 class ClassRows:
@@ -136,7 +146,7 @@ class ClassRows:
     def unknown(self, start: Found) -> Errors:
         """ln(predicted / measured) of every row if nothing is known about its class, or about its chip.
 
-        An unknown class gets the mean effects of the other classes of this fit.
+        An unknown class gets the mean effects of the other classes that nobody tuned for a record.
         """
         errors = np.zeros(len(self.runs))
         strange = [kind if kind in _KINDS else more[0] for kind, more in zip(self.kinds, self.further, strict=True)]
@@ -144,7 +154,7 @@ class ClassRows:
             out = np.array([one == name for one in strange])
             found = self.fit(~out, start)
             if name in _KINDS:
-                others = [kind for kind in _KINDS if kind != name]
+                others = [kind for kind in UNTUNED if kind != name]
                 found |= {(name, key): float(np.mean([found[kind, key] for kind in others])) for key in _OF_CLASS}
                 found |= {(EARLY, key): 0.0 for key in ("log_factor",)} if name == MEGATRON else {}
             errors[out] = self.log_errors(found)[out]

@@ -92,6 +92,7 @@ _SOFTWARE = {
     "SimuMax": Software("megatron-2025", cp_kind="all-to-all"),
     "Llama 3 Herd": Software("llama3-2024", zero_stage=2),
     "Primus": Software("primus-2025"),
+    "meshwright": Software("meshwright-0.1"),
 }
 
 

@@ -29,6 +29,7 @@ from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.mixtures import Mixtures, as_entries, mixtures
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.layout import Layouts
+from meshwright.predict.practice import MESHWRIGHT, class_of
 from meshwright.predict.prediction import evaluation_time_s, parts
 from meshwright.predict.software import (
     FITTED,
@@ -47,6 +48,7 @@ MEASURED_CSV = HERE / "measured_runs.csv"
 PUBLISHED_CSV = HERE / "published_runs.csv"
 UNFITTED_CSV = HERE / "unfitted_runs.csv"  # other software: Megatron, torchtitan, and every tenth of vTrain's single-node rows
 FSDP_CSV = HERE / "fsdp_runs.csv"  # ordinary FSDP: llm-foundry's own tables
+TRAINER_CSV = HERE / "trainer_runs.csv"  # meshwright's own trainer on one GPU: benchmarks/h200.md and benchmarks/rehearse.py
 FEWEST_RUNS = 2  # that a factor needs
 Log = NDArray[np.float64]
 
@@ -98,7 +100,8 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
     entries = [_entry(run, a, b) for run, a, b in zip(joint, row_out, family_out, strict=True)]
     entries += _table_entries(llama, stacks, lambda run: containers)
     entries += _table_entries(adapters, stacks, lambda run: stacks.finetuning[_generation(run)])
-    entries += _of_classes([*runs, *read_runs(UNFITTED_CSV).rows, *read_runs(FSDP_CSV).rows], constants, progress)
+    others = [run for path in (UNFITTED_CSV, FSDP_CSV, TRAINER_CSV) for run in read_runs(path).rows]
+    entries += _of_classes([*runs, *others], constants, progress)
     entries += _of_mixtures([*tables, *runs], constants, progress)
     unstated = _unstated_routing(runs, values_of(constants))
     head = {"date": date, "measured": measured.name, "published": published.name, "unstated_routing": round(unstated, 5)}
@@ -159,7 +162,13 @@ def _of_classes(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress
     progress("every model, and every release of other software, left out in turn")
     size_out, release_out = rows.left_out(lambda run: run.model.name, found), rows.left_out(lambda run: run.release, found)
     unknown = rows.unknown(found)
-    return [{**_entry(run, a, b), "unknown": round(float(c), 5)} for run, a, b, c in zip(own, size_out, release_out, unknown, strict=True)]
+    found_all = zip(own, size_out, release_out, unknown, strict=True)
+    return [{**_entry(run, a, b), **_unknown(run, c)} for run, a, b, c in found_all]
+
+
+def _unknown(run: MeasuredRun, error: float) -> dict[str, float]:
+    """The error of a run whose software or chip is taken as unknown. Our own trainer is never unknown to us, so it has none."""
+    return {} if class_of(run.release) == MESHWRIGHT else {"unknown": round(float(error), 5)}
 
 
 def _of_mixtures(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress: Callable[[str], None]) -> list[dict[str, Any]]:

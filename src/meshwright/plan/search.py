@@ -255,7 +255,7 @@ class _Memory:
 
     def footprint(self, layouts: Layouts) -> Footprint:
         """Bytes of every layout."""
-        return footprint(self._job.model, self._job.workload, layouts, self._recipe)
+        return footprint(self._job.model, self._job.workload, layouts, self._recipe, is_own=self._job.software.is_own)
 
     def fits(self, layouts: Layouts, tally: _Tally) -> NDArray[np.bool_]:
         """Which rows are legal and fit. The nearest of the others is remembered for the error message."""

@@ -255,10 +255,10 @@ class Footprint:
         return np.asarray(np.take_along_axis(self.stage, worst[None], axis=0)[0])
 
 
-def footprint(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None = None) -> Footprint:
-    """Bytes of the first, the second and the last stage of every layout."""
+def footprint(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None = None, *, is_own: bool = False) -> Footprint:
+    """Bytes of the first, the second and the last stage of every layout; `is_own` if meshwright's trainer runs it."""
     pp = layouts.pp
-    return _price(model, workload, layouts, recipe, np.stack([np.zeros_like(pp), np.minimum(pp - 1, 1), pp - 1]))
+    return _price(model, workload, layouts, recipe, np.stack([np.zeros_like(pp), np.minimum(pp - 1, 1), pp - 1]), is_own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,9 +282,11 @@ class StageMemory:
         return {part: getattr(self, f"{part}_bytes") for part in PARTS}
 
 
-def stages(model: Model, workload: Workload, layout: Layout, recipe: Recipe | None = None) -> tuple[StageMemory, ...]:
-    """Every stage of one layout."""
-    return stage_rows(_price(model, workload, Layouts.of([layout]), recipe, np.arange(layout.pp)[:, None]))
+def stages(
+    model: Model, workload: Workload, layout: Layout, recipe: Recipe | None = None, *, is_own: bool = False
+) -> tuple[StageMemory, ...]:
+    """Every stage of one layout; `is_own` if meshwright's trainer runs it."""
+    return stage_rows(_price(model, workload, Layouts.of([layout]), recipe, np.arange(layout.pp)[:, None], is_own))
 
 
 def stage_rows(priced: Footprint, row: int = 0) -> tuple[StageMemory, ...]:
@@ -302,18 +304,18 @@ def stage_rows(priced: Footprint, row: int = 0) -> tuple[StageMemory, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None, stage: NDArray[np.int64]) -> Footprint:
+def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None, stage: NDArray[np.int64], is_own: bool) -> Footprint:
     shapes = _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters)
     split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     cut = _Cut.of(shapes, layouts, split, stage)
-    weights, gradients, optimizer = _static_bytes(shapes, layouts, cut)
+    weights, gradients, optimizer = _static_bytes(shapes, layouts, cut, is_own)
     micro_batches = np.maximum(workload.global_batch // (layouts.dp * layouts.micro_batch), 1)
     chunks = peak_in_flight(micro_batches, layouts.pp, layouts.vp, stage, layouts.is_zero_bubble)
     tokens = layouts.micro_batch * (workload.seq_len / layouts.cp)
     stage_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp)
     held = layers_in_flight(split.at(stage), chunks, layouts.vp, smallest_group(micro_batches, layouts.pp), cut.is_last & ~cut.is_first)
     chunk_bytes = stage_bytes / layouts.vp
-    extra, moment = _extra_bytes(shapes, layouts, cut, tokens, chunk_bytes)
+    extra, moment = _extra_bytes(shapes, layouts, cut, tokens, chunk_bytes, is_own)
     at_loss = moment == MOMENTS.index("loss")
     return Footprint(
         stage=stage,
@@ -323,7 +325,7 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
         optimizer=optimizer,
         activations=stage_bytes * held / np.maximum(split.at(stage), 1) * _kept_here(layouts),
         loss=np.where(at_loss, extra, 0.0),
-        buffers=_standing_bytes(shapes, layouts, cut) + np.where(at_loss, 0.0, extra),
+        buffers=_standing_bytes(shapes, layouts, cut, is_own) + np.where(at_loss, 0.0, extra),
         moment=moment,
         legal=split.legal,
     )
@@ -365,8 +367,11 @@ class _Cut:
         return _Cut(layers + extra, dense if shapes.model.experts else dense + extra, stage == 0, is_last)
 
 
-def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, Column, Column]:
-    """Bytes of weights, gradients and optimizer states. Routed experts are split over ep, and sharded over the remaining ranks."""
+def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) -> tuple[Column, Column, Column]:
+    """Bytes of weights, gradients and optimizer states. Routed experts are split over ep, and sharded over the remaining ranks.
+
+    meshwright's trainer puts the sum of a rank's shard beside its whole gradients (ZeRO 1).
+    """
     recipe, ranks = shapes.recipe, layouts.sharing_ranks
     expert_ranks = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
     common, routed = _parameters(shapes, layouts, cut)
@@ -380,6 +385,9 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column,
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
         weights = weights + BF16_BYTES * common
     gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
+    if is_own:
+        has_sum = (layouts.zero_stage == 1) & (ranks > 1)
+        gradients = gradients + np.where(has_sum, recipe.gradient_bytes * common / ranks, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
 
@@ -421,7 +429,9 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     return np.where(layouts.recomputes_all, cut.layers * hidden, kept)
 
 
-def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, chunk_bytes: Column) -> tuple[Column, NDArray[np.int64]]:
+def _extra_bytes(
+    shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, chunk_bytes: Column, is_own: bool
+) -> tuple[Column, NDArray[np.int64]]:
     """Bytes in memory besides the saved activations at the fullest moment, and which moment that is."""
     model, recipe, trained = shapes.model, shapes.recipe, shapes.adapters is None
     parts = (layouts.recomputes("mlp") | layouts.recomputes(OPS)) * shapes.dense_saved + layouts.recomputes(
@@ -429,7 +439,11 @@ def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, c
     ) * shapes.rebuilt_up
     again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
     backward = (tokens / layouts.tp) * (shapes.backward + again)
-    loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, layouts.tp.astype(np.float64), recipe, trained)
+    tp = layouts.tp.astype(np.float64)
+    if is_own:
+        loss = memory.blocked_loss_bytes(tokens, model.hidden, model.vocab_size, tp, recipe)
+    else:
+        loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, tp, recipe, trained)
     loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)
     # The whole gradient of the embedding exists before it is added; the activations of its micro-batch are released by then.
     gradient = recipe.tensor_bytes * model.embedding_parameters * trained / layouts.tp
@@ -446,12 +460,14 @@ def _rebuilt_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     return np.where(cut.layers > 0, mlp + beside, 0.0)
 
 
-def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
-    """Workspaces, and one placeholder gradient for every shape of weight on the stage.
+def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) -> Column:
+    """Workspaces, and one placeholder gradient for every shape of weight on the stage; meshwright's trainer has no placeholders.
 
     Transformer Engine adds weight gradients directly to the accumulated ones, and gives autograd a placeholder of the weight's shape, which
     is made once per shape and kept.
     """
+    if is_own:
+        return np.full(cut.layers.shape, memory.NUM_TRAINER_WORKSPACES * memory.CUBLAS_WORKSPACE_BYTES)
     model = shapes.model
     workspace_bytes = memory.workspace_bytes(grouped=model.experts is not None)
     if shapes.adapters:

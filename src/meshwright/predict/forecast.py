@@ -223,7 +223,8 @@ def _memory(prediction: Prediction, layout: Layout) -> tuple[StageMemory, ...]:
     job = prediction.job
     if job.software.profile and layout.num_ranks == 1:
         return stage_rows(prediction.memory)
-    return stages(job.model, job.workload, layout, recipe_for(job.workload.precision, job.cluster.accelerator))
+    recipe = recipe_for(job.workload.precision, job.cluster.accelerator)
+    return stages(job.model, job.workload, layout, recipe, is_own=job.software.is_own)
 
 
 def _notes(job: Job, layout: Layout, prediction: Prediction, mfu: float, left_out: str) -> tuple[str, ...]:
@@ -247,9 +248,9 @@ def _notes(job: Job, layout: Layout, prediction: Prediction, mfu: float, left_ou
 def _recompute_note(job: Job, layout: Layout) -> str:
     """A note that the layout would not fit without recompute; empty if it would."""
     chip, kept = job.cluster.accelerator, replace(layout, recompute="none")
-    if layout.recompute == "none" or job.software.profile or fits(job.model, job.cluster, job.workload, kept):
+    if layout.recompute == "none" or job.software.profile or fits(job.model, job.cluster, job.workload, kept, is_own=job.software.is_own):
         return ""
-    priced = footprint(job.model, job.workload, Layouts.of([kept]), recipe_for(job.workload.precision, chip))
+    priced = footprint(job.model, job.workload, Layouts.of([kept]), recipe_for(job.workload.precision, chip), is_own=job.software.is_own)
     peak, room = gib(float(priced.peak_bytes[0])), gib(chip.room_bytes - reserve_for(chip))
     return f"recompute={layout.recompute}: without it the layout needs {peak} of the {room} that {chip.name} leaves"
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cost.measured import Correction, Rates, Shape, ends_time, exchange_s, layer_time, tensor_exchange_s
 from meshwright.describe.model import Model
-from meshwright.describe.profile import WAYS, Profile, Slice, shape_of
+from meshwright.describe.profile import WAYS, Profile, RankChunk, Slice, shape_of
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, argument
@@ -51,7 +51,8 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
     rates = _rates(profile, number_format, recipe(workload.precision).cast_bytes)
     block_rows = max((p.rows for p in profile.products if p.columns == model.vocab_size), default=max(p.rows for p in profile.products))
     own = profile.slices_of(model, number_format, workload.precision)
-    layer, ends = _corrections(own or [s for s in profile.slices if s.number_format == number_format], rates, profile)
+    ranks = profile.rank_chunks_of(model, number_format)
+    layer, ends = _corrections(own or [s for s in profile.slices if s.number_format == number_format], ranks, rates, profile)
     own_shared = profile.shared_slices_of(model, number_format, workload.precision)
     everyones = [s for s in profile.shared_slices if s.number_format == number_format]
     cut, dealt = ([s for s in own_shared if of(s)] or [s for s in everyones if of(s)] for of in (_is_cut, _is_dealt_out))
@@ -109,24 +110,42 @@ def _rates(profile: Profile, number_format: str, cast_bytes: float) -> Rates:
     )
 
 
-def _corrections(slices: Sequence[Slice], rates: Rates, profile: Profile) -> tuple[Correction, Correction]:
-    """Factors from seconds of kernels to seconds of the trainer's layers and ends, as measured on slices; none if there are no slices."""
+def _corrections(slices: Sequence[Slice], ranks: Sequence[RankChunk], rates: Rates, profile: Profile) -> tuple[Correction, Correction]:
+    """Factors from seconds of kernels to seconds of the trainer's layers and ends, as measured on slices and on rehearsed ranks.
+
+    Rehearsed ranks correct layers alone: they have the sizes of the plan, cut as the plan cuts them.
+    """
     plain = [s for s in slices if s.recompute == "none"]
-    if not plain:
-        return Correction(), Correction()
     shapes = [_shape_of(s) for s in plain]
-    layers = [float(layer_time(shape, s.micro_batch, s.seq_len, 1.0, rates).total_s) for shape, s in zip(shapes, plain, strict=True)]
     ends = [float(sum(ends_time(shape, s.rows, _block_rows(s, profile), 1.0, rates))) for shape, s in zip(shapes, plain, strict=True)]
-    return Correction.through(layers, [s.layer_s for s in plain]), Correction.through(ends, [s.ends_s for s in plain])
+    of_ends = Correction.through(ends, [s.ends_s for s in plain]) if plain else Correction()
+    if ranks:
+        points = [_rehearsed_layer(one, of_ends, rates, profile) for one in ranks]
+    else:
+        composed = (layer_time(shape, s.micro_batch, s.seq_len, 1.0, rates).total_s for shape, s in zip(shapes, plain, strict=True))
+        points = [(float(composed_s), s.layer_s) for composed_s, s in zip(composed, plain, strict=True)]
+    return Correction.through(*zip(*points, strict=True)) if points else Correction(), of_ends
 
 
-def _shape_of(cut: Slice) -> Shape:
+def _rehearsed_layer(one: RankChunk, ends: Correction, rates: Rates, profile: Profile) -> tuple[float, float]:
+    """Seconds of a rehearsed layer, composed of kernels and as they were measured; both with what is computed again."""
+    shape, sequences = _shape_of(one), one.micro_batch / one.cp
+    time = layer_time(shape, sequences, one.seq_len, one.tp, rates)
+    again = {"none": 0.0, "selective": float(time.attention[0])}.get(
+        one.recompute, float(time.matmul[0] + time.attention[0] + time.memory[0] - time.last_s)
+    )
+    rows = round(sequences * one.seq_len)
+    ends_s = ends.of(sum(ends_time(shape, rows, _block_rows(one, profile), one.tp, rates))) if one.has_loss else 0.0
+    return float(time.total_s) + again, max(one.chunk_s - ends_s, one.chunk_s / 10) / one.num_layers
+
+
+def _shape_of(cut: Slice | RankChunk) -> Shape:
     return Shape(**{side: getattr(cut, side) for side in _SIDES}, gated=cut.gated)
 
 
-def _block_rows(cut: Slice, profile: Profile) -> int:
+def _block_rows(cut: Slice | RankChunk, profile: Profile) -> int:
     """Rows of logits that were timed at once."""
-    return max((p.rows for p in profile.products if p.columns == cut.vocab_size), default=cut.rows)
+    return max((p.rows for p in profile.products if p.columns == cut.vocab_size), default=cut.micro_batch * cut.seq_len)
 
 
 def _is_cut(cut: Slice) -> bool:

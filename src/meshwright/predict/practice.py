@@ -36,6 +36,8 @@ CLASSES: Mapping[str, SoftwareClass] = {
     )
 }
 
+UNTUNED = (MEGATRON, TORCHTITAN, FSDP)  # classes whose rows nobody tuned for a record; unknown software is taken as their mean
+
 UNKNOWN = "unknown"  # what a user writes for software of none of these classes
 
 _RELATIVES = {"megascale": MEGATRON, "primus": MEGATRON, "llama3": MEGATRON}  # stacks that are based on Megatron-LM or work in the same way

@@ -30,17 +30,19 @@ def choices(model: Model, cluster: Cluster, workload: Workload, layout: Layout, 
     return ("none", *found, "full")
 
 
-def fits(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> bool:
-    """Whether the layout's fullest stage fits, beside what is reserved."""
+def fits(model: Model, cluster: Cluster, workload: Workload, layout: Layout, *, is_own: bool = False) -> bool:
+    """Whether the layout's fullest stage fits, beside what is reserved; `is_own` if meshwright's trainer runs it."""
     chip = cluster.accelerator
-    priced = footprint(model, workload, Layouts.of([layout]), recipe_for(workload.precision, chip))
+    priced = footprint(model, workload, Layouts.of([layout]), recipe_for(workload.precision, chip), is_own=is_own)
     return bool(spare_bytes(priced, chip, reserve_for(chip))[0] >= 0)
 
 
-def least_recompute(model: Model, cluster: Cluster, workload: Workload, layout: Layout, *, parts: bool = True) -> Layout:
+def least_recompute(
+    model: Model, cluster: Cluster, workload: Workload, layout: Layout, *, parts: bool = True, is_own: bool = False
+) -> Layout:
     """The layout with the cheapest recomputing that fits; as it is where nothing does, so that the reason can be given."""
     for kind in choices(model, cluster, workload, layout, parts=parts):
         tried = replace(layout, recompute=kind)
-        if fits(model, cluster, workload, tried):
+        if fits(model, cluster, workload, tried, is_own=is_own):
             return tried
     return layout

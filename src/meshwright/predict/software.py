@@ -19,7 +19,18 @@ from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
 from meshwright.errors import InputError, argument, nearest
 from meshwright.files import read_text
-from meshwright.predict.practice import CLASSES, MLPERF, NEMO, UNKNOWN, Effects, ExpertConstants, ExpertPractice, class_of
+from meshwright.predict.practice import (
+    CLASSES,
+    MESHWRIGHT,
+    MLPERF,
+    NEMO,
+    UNKNOWN,
+    UNTUNED,
+    Effects,
+    ExpertConstants,
+    ExpertPractice,
+    class_of,
+)
 
 CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
 REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
@@ -219,6 +230,11 @@ class Software:
         """The class of the software: mlperf, nemo, megatron, torchtitan, fsdp or meshwright; empty for none of them."""
         return class_of(self.release)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is meshwright's own trainer, whose memory is counted as the trainer keeps it."""
+        return self.kind == MESHWRIGHT
+
     def __repr__(self) -> str:
         return f"Software({self.name!r}, release={self.release!r}{', with a hardware profile' if self.profile else ''})"
 
@@ -276,7 +292,7 @@ class FittedValues:
 
     def unknown_software(self, name: str) -> Software:
         """Software of no known class: taken as the mean of the classes that nobody tuned for a record."""
-        known = list(self.classes.values())
+        known = [self.classes[kind] for kind in UNTUNED]
         effects = Effects(
             log_factor=fmean(one.log_factor for one in known),
             log_attention=fmean(one.log_attention for one in known),
@@ -284,9 +300,9 @@ class FittedValues:
             host_s=fmean(one.host_s for one in known),
         )
         which = "the software is of no class that was fitted" if name == UNKNOWN else f"no run of software such as {name} was fitted"
-        note = f"{which}: taken as the mean of {', '.join(self.classes)}"
+        note = f"{which}: taken as the mean of {', '.join(UNTUNED)}"
         return replace(
-            self._of_class(next(iter(self.classes)), next(iter(self.classes))),
+            self._of_class(UNTUNED[0], UNTUNED[0]),
             name=name,
             release=name,
             known=False,

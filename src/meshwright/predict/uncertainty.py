@@ -98,7 +98,12 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
         if asked.software not in (MLPERF, NEMO):
             return _far(fitted, beyond)
         return _near(asked, fitted, beyond or f"nothing was measured with {stack.name}")
-    return _near(asked, fitted, beyond) if beyond else _measured(asked, fitted)
+    if not beyond:
+        return _measured(asked, fitted)
+    num_own = sum(class_of(run["family"][2]) == asked.software for run in fitted)
+    if asked.software not in (MLPERF, NEMO) and num_own < FEWEST:  # runs of other software say little about this one
+        return _far(fitted, beyond)
+    return _near(asked, fitted, beyond)
 
 
 def kind_of(model: Model, workload: Workload) -> str:

@@ -19,15 +19,15 @@ MEMORY_NAMES = {"optimizer": "optimizer states", "working": "loss and buffers"}
 Beside = tuple[str, float, float]  # part, predicted, measured
 
 
-def rehearsal_document(plan: str, forecast: Forecast, found: Rehearsal) -> Document:
-    """The rehearsal of one rank of the plan called `plan`, beside the plan's forecast."""
+def rehearsal_document(plan: str, forecast: Forecast, found: Rehearsal, planned_for: str = "") -> Document:
+    """The rehearsal of one rank of the plan called `plan`, beside a forecast for the trainer; `planned_for` is the plan's own software."""
     renewed = rehearsed_forecast(forecast, [found])
     title = f"rank {found.rank:,} of {forecast.layout.num_ranks:,} (stage {found.stage}) of {plan}"
-    blocks = tuple(_blocks(title, forecast, renewed, found))
+    blocks = tuple(_blocks(title, forecast, renewed, found, planned_for))
     return Document(kind="rehearsal", title=title, blocks=blocks, values=_values(plan, forecast, renewed, found))
 
 
-def _blocks(title: str, forecast: Forecast, renewed: Forecast, found: Rehearsal) -> Iterator[Block]:
+def _blocks(title: str, forecast: Forecast, renewed: Forecast, found: Rehearsal, planned_for: str) -> Iterator[Block]:
     yield Pairs(title, tuple(_facts(forecast, found)))
     chunks = predicted_chunks(forecast, found.stage)
     columns = ("chunk", "layers>", "forward predicted>", "rehearsed>", "off>", "backward predicted>", "rehearsed>", "off>")
@@ -38,6 +38,8 @@ def _blocks(title: str, forecast: Forecast, renewed: Forecast, found: Rehearsal)
     sizes = ((MEMORY_NAMES.get(part, part), said, seen) for part, said, seen in _bytes(_stage(forecast, found), found))
     yield Table("memory at the peak", beside, tuple(_row(one, size) for one in sizes))
     yield Table("forecast of the whole plan", ("", "by the model>", "rehearsed>", "off>"), tuple(_outlook(forecast, renewed)))
+    if planned_for and planned_for != forecast.job.software.name:
+        yield Note(f"the plan is for {planned_for}; what is predicted here is for {forecast.job.software.name}, the trainer that ran")
     yield from map(Note, _notes(forecast, found))
 
 

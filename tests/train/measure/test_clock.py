@@ -9,7 +9,7 @@ import torch
 from tiny import CPU
 
 from meshwright.train.measure import clock
-from meshwright.train.measure.clock import interleaved_s, now_s, seconds_of, share_cores
+from meshwright.train.measure.clock import interleaved_s, mean_s, now_s, seconds_of, share_cores
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,15 @@ def made_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_each_piece_has_its_own_seconds(made_clock: Clock) -> None:
     assert interleaved_s([made_clock.work(0.25), made_clock.work(1.0)], CPU, 10.0) == pytest.approx([0.25, 1.0])
     assert seconds_of(made_clock.work(0.5), CPU, 1.0) == pytest.approx(0.5)
+
+
+def test_a_mean_counts_the_turns_of_others(made_clock: Clock) -> None:
+    turns = iter([0.5] * 5 + [0.5, 1.5] * 50)  # the first five decide how often it is repeated; then every second call waits for a turn
+
+    def work() -> None:
+        made_clock.now_s += next(turns)
+
+    assert mean_s(work, CPU, 5.0) == pytest.approx(1.0)
 
 
 LEAST, MOST = clock.LEAST_ROUNDS, clock.MOST_ROUNDS

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from meshwright.train.measure.clock import Work, release, seconds_of, synchronize
+from meshwright.train.measure.clock import Work, mean_s, release, synchronize
 from meshwright.train.measure.kernels import copy_bytes_per_s, product
 from meshwright.train.shared_gpu import loaded_nccl
 
@@ -33,7 +33,7 @@ def speed_on(device: torch.device, look: Callable[[], Seen]) -> tuple[float, flo
     side = SIDE[device.type]
     work = product("forward", side, side, side, "bf16", device)
     seen = busy_while(work, device, look)
-    flops_per_s = 2.0 * side**3 / seconds_of(work, device, PRODUCT_S)
+    flops_per_s = 2.0 * side**3 / mean_s(work, device, PRODUCT_S)
     del work
     release(device)
     return flops_per_s, copy_bytes_per_s(device, COPY_S), seen

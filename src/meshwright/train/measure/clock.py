@@ -16,6 +16,7 @@ import torch
 Work = Callable[[], object]
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 400
+MOST_QUEUED = 10_000  # pieces of work that are timed as one
 
 
 def interleaved_s(works: Sequence[Work], device: torch.device, budget_s: float) -> list[float]:
@@ -75,6 +76,20 @@ def now_s() -> float:
 def seconds_of(work: Work, device: torch.device, budget_s: float) -> float:
     """Seconds of one piece of work, repeated for about `budget_s`."""
     return interleaved_s([work], device, budget_s)[0]
+
+
+def mean_s(work: Work, device: torch.device, budget_s: float) -> float:
+    """Seconds of one piece of work, repeated for about `budget_s`, with the time in which other processes had the device.
+
+    A GPU runs programs in turns. The median of single pieces would not show that another program has every second turn.
+    """
+    num_rounds = min(max(int(budget_s / max(seconds_of(work, device, 0.0), 1e-7)), LEAST_ROUNDS), MOST_QUEUED)
+    synchronize(device)
+    started_s = time.perf_counter()
+    for _ in range(num_rounds):
+        work()
+    synchronize(device)
+    return (time.perf_counter() - started_s) / num_rounds
 
 
 def synchronize(device: torch.device) -> None:

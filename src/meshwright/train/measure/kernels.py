@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
 from meshwright.train.kernels import flash_attention
-from meshwright.train.measure.clock import Work, interleaved_s, release, seconds_of
+from meshwright.train.measure.clock import Work, interleaved_s, mean_s, release, seconds_of
 from meshwright.train.model.transformer import Context, attend
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -142,9 +142,9 @@ def bytes_per_s(device: torch.device, number_format: str, width: int, budget_s: 
 
 
 def copy_bytes_per_s(device: torch.device, budget_s: float) -> float:
-    """Bytes per second of a copy on the device; bytes read and bytes written both count."""
+    """Bytes per second of a copy on the device, turns of other processes included; bytes read and bytes written both count."""
     work, moved_bytes = _copy(MOVED_BYTES[device.type], device)
-    rate = moved_bytes / seconds_of(work, device, budget_s)
+    rate = moved_bytes / mean_s(work, device, budget_s)
     del work
     release(device)
     return rate

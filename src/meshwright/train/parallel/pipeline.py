@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
@@ -228,7 +229,7 @@ class Flight:
         self.stage, self.batch, self.mail = stage, batch, mail
         self.loss_scale, self.add_gradient, self.before = loss_scale, add_gradient, before
         self.losses: list[Tensor] = []
-        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._held: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge]] = {}
         self._put_off: dict[tuple[int, int], list[Callable[[], tuple[torch.nn.Parameter, Tensor]]]] = {}
         self._begun: set[int] = set()
 
@@ -245,13 +246,14 @@ class Flight:
             out = out * self.loss_scale
         else:
             self.mail.send(operation.sends_to, out.detach())
-        self._held[chunk, operation.micro_batch] = x, out
+        # The backward pass begins at the operation that made the output. The output itself is not needed after it was sent.
+        self._held[chunk, operation.micro_batch] = x, out if operation.sends_to is None else get_gradient_edge(out)
 
     def backward(self, operation: Operation) -> None:
         """Run a chunk backward and send the gradient of its input."""
         x, out = self._held.pop((operation.chunk, operation.micro_batch))
         gradient = None if operation.receives is None else self.mail.receive(*operation.receives)
-        out.backward(gradient)
+        torch.autograd.backward(out, gradient)
         if operation.sends_to is not None:
             assert x.grad is not None, "what came from another stage asks for its gradient"
             self.mail.send(operation.sends_to, x.grad)
