@@ -22,7 +22,7 @@ from meshwright.train.kernels.attention_parts import (
     trial_documents,
     trial_error,
 )
-from meshwright.train.kernels.runs import runs_between, runs_of
+from meshwright.train.kernels.runs import Runs, runs_between, runs_of
 from meshwright.train.model.transformer import Context, attend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -41,8 +41,7 @@ def test_documents_run_by_run_are_documents_under_a_mask(dtype: torch.dtype, bou
     d_out = torch.randn(2, 24, 4, 8).to(dtype)
     masked = Context(positions=torch.arange(24), documents=torch.from_numpy(DOCUMENTS))
     found = []
-    for context in (masked, replace(masked, runs=(runs_of(DOCUMENTS),))):
-        out = attend(*inputs, context)
+    for out in (attend(*inputs, masked), attended_in_runs(*inputs, runs_of(DOCUMENTS))):
         found.append((out.detach(), *torch.autograd.grad(out, inputs, d_out)))
     for ours, theirs in zip(*found, strict=True):
         assert ours.dtype == theirs.dtype == dtype
@@ -125,6 +124,23 @@ def test_the_first_kernel_that_is_right_is_chosen_once(monkeypatch: pytest.Monke
 def test_a_processor_needs_no_trial() -> None:
     assert prepare(4, 2, 64, CPU, packed=True, cut=True) == PROCESSOR.name
     assert kernel_for(*heads(4)[:2], packed=False, cut=True) is PROCESSOR
+
+
+def test_a_layer_attends_by_runs_where_a_kernel_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, runs = heads(24), runs_of(DOCUMENTS)
+    context = Context(positions=torch.arange(24), documents=torch.from_numpy(DOCUMENTS), runs=(runs,))
+    assert not attention_parts.attends_in_runs(*inputs[:2])
+    wanted = attend(*inputs, context)
+    taken: list[Runs] = []
+
+    def takes(query: Tensor, key: Tensor, value: Tensor, causal: bool, runs: Runs) -> Part:
+        taken.append(runs)
+        return attention_parts._one_by_one(PROCESSOR)(query, key, value, causal, runs)
+
+    able = replace(PROCESSOR, packed_forward=takes, packed_backward=attention_parts._one_by_one_back(PROCESSOR))
+    monkeypatch.setattr(attention_parts, "PROCESSOR", able)
+    torch.testing.assert_close(attend(*inputs, context), wanted)
+    assert taken == [runs]
 
 
 @on_gpu
