@@ -18,7 +18,7 @@ from meshwright.plan.stack.own import check_trainable
 from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
 from meshwright.train.data.samples import IGNORED_LABEL
-from meshwright.train.kernels import flash_attention, fp8
+from meshwright.train.kernels import attention_parts, flash_attention, fp8
 from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
 from meshwright.train.model.compiled import compile_layers, compiles
@@ -240,10 +240,14 @@ def _holds(shard: Shard, name: str) -> bool:
 def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numbers) -> str:
     """The package and version that computes attention, if not torch: it must be installed, usable with this layout, and correct."""
     layout = mesh.layout
-    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds compute attention piece by piece
-    if numbers.compute != flash_attention.DTYPE or workload.packed or not is_whole:
+    if numbers.compute != flash_attention.DTYPE:
         return ""
-    return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, workload.seq_len, mesh.device)
+    num_keys = model.num_kv_heads * model.key_copies(layout.tp)  # queries that share a key on one rank share fewer with copies
+    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds attend to one block of keys after another
+    if is_whole and not workload.packed:
+        return flash_attention.prepare(model.num_heads, num_keys, model.head_dim, workload.seq_len, mesh.device)
+    name = attention_parts.prepare(model.num_heads, num_keys, model.head_dim, mesh.device, packed=workload.packed, cut=not is_whole)
+    return flash_attention.installed() if name == flash_attention.PACKAGE else ""
 
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:

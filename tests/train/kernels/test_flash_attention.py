@@ -207,8 +207,8 @@ def test_a_package_is_loaded_before_others_wait_for_the_trial(stand_in: StandIn,
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     order = []
     monkeypatch.setattr(flash_attention, "load", lambda: order.append("loaded"))
-    inner = flash_attention._one_at_a_time
-    monkeypatch.setattr(flash_attention, "_one_at_a_time", lambda: [order.append("locked"), inner()][1])
+    inner = flash_attention.one_at_a_time
+    monkeypatch.setattr(flash_attention, "one_at_a_time", lambda: [order.append("locked"), inner()][1])
     monkeypatch.setattr(flash_attention, "trial", lambda *arguments: [order.append("tried"), ""][1])
     assert flash_attention.prepare(4, 2, 16, 24, GPU)
     assert order == ["loaded", "locked", "tried"]
@@ -256,7 +256,7 @@ def test_another_flash_attention_is_not_taken_for_this_one(monkeypatch: pytest.M
         (Layout(), "bf16", False, True),
         (Layout(tp=2), "bf16-pure", False, True),
         (Layout(cp=2, cp_kind="all-to-all"), "bf16", False, True),
-        (Layout(cp=2, cp_kind="ring"), "bf16", False, False),
+        (Layout(cp=2, cp_kind="ring"), "bf16", False, False),  # those that attend block by block, or by documents, try other kernels
         (Layout(cp=2, cp_kind="all-gather"), "bf16", False, False),
         (Layout(), "fp32", False, False),
         (Layout(), "bf16", True, False),
@@ -318,13 +318,13 @@ def test_one_process_at_a_time_and_none_waits_for_ever(monkeypatch: pytest.Monke
     folder = flash_attention._kept()
     assert folder is not None
     lock = FileLock(f"{folder}.lock", is_singleton=False)
-    with flash_attention._one_at_a_time(), pytest.raises(Timeout):
+    with flash_attention.one_at_a_time(), pytest.raises(Timeout):
         lock.acquire(timeout=0)
-    with lock, flash_attention._one_at_a_time():  # somebody else holds it for longer than is waited
+    with lock, flash_attention.one_at_a_time():  # somebody else holds it for longer than is waited
         pass
     lock.acquire(timeout=0)
     lock.release()
-    with pytest.raises(ZeroDivisionError), flash_attention._one_at_a_time():
+    with pytest.raises(ZeroDivisionError), flash_attention.one_at_a_time():
         raise ZeroDivisionError
     lock.acquire(timeout=0)
     lock.release()

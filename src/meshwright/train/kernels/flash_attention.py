@@ -69,7 +69,7 @@ def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, dev
     if heads not in _able:
         with suppress(Exception):  # if it is broken, its trial shows this
             load()  # takes seconds, so it is loaded before the trial takes the lock
-        with _one_at_a_time():
+        with one_at_a_time():
             _able[heads] = trial(*heads[1:], device)
         warnings.filterwarnings("ignore", module=NOISY)  # warnings of its compiler, in case it compiles again: a user could not fix them
         if _able[heads]:
@@ -133,7 +133,7 @@ def _kept() -> Path | None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """Let one process of this machine compile at a time, so that the others find its result."""
     folder = _kept()
     lock = FileLock(folder.parent / f"{folder.name}.lock", timeout=LOCK_S) if folder else None
@@ -165,7 +165,7 @@ def _(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("meshwright::flash_attention_back", mutates_args=())
 def _backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
-    d_query, d_key, d_value = _alike(query, key, value)
+    d_query, d_key, d_value = alike(query, key, value)
     load()._flash_attn_bwd(
         query, key, value, out, d_out, log_sums, causal=True, dq=d_query, dk=d_key, dv=d_value,
         deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -175,10 +175,10 @@ def _backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: 
 
 @_backward.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _alike(query, key, value)
+    return alike(query, key, value)
 
 
-def _alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Contiguous tensors of the same shapes, whatever the strides of the three are."""
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
-from meshwright.train.kernels import flash_attention
+from meshwright.train.kernels import attention_parts, flash_attention
+from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import Work, interleaved_s, mean_s, release, seconds_of
 from meshwright.train.model.transformer import Context, attend
 
@@ -96,9 +99,12 @@ def has_fp8(device: torch.device) -> bool:
 
 def prepare_attention(model: Model, seq_len: int, dtype: torch.dtype, device: torch.device, *, packed: bool) -> str:
     """Choose the kernel of attention, as the trainer does before its first step; return package and version if it is not torch's own."""
-    if dtype != flash_attention.DTYPE or packed:
+    if dtype != flash_attention.DTYPE:
         return ""
-    return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, seq_len, device)
+    if not packed:
+        return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, seq_len, device)
+    name = attention_parts.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device, packed=True, cut=False)
+    return flash_attention.installed() if name == flash_attention.PACKAGE else ""
 
 
 def attention_s(
@@ -108,8 +114,11 @@ def attention_s(
     dtype = DTYPES["bf16" if number_format == "fp8" else number_format]
     heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
     q, k, v = (_normal((batch, seq_len, count, model.head_dim), device, dtype).requires_grad_() for count in heads)
-    documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device) if packed else None
-    context = Context(positions=torch.arange(seq_len, device=device), documents=documents)
+    context = Context(positions=torch.arange(seq_len, device=device))
+    if packed:
+        runs = runs_of(np.zeros((batch, seq_len), dtype=np.int64)).moved(lambda starts: starts.to(device))
+        documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device)
+        context = replace(context, documents=documents, runs=(runs,))
     kernel = prepare_attention(model, seq_len, dtype, device, packed=packed)
     out = attend(q, k, v, context)
     gradient = _normal(tuple(out.shape), device, dtype)

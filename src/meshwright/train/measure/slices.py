@@ -22,6 +22,7 @@ from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.plan.stack.own import check_trainable
+from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import now_s, release, synchronize
 from meshwright.train.model.initial import fill_piece
 from meshwright.train.model.transformer import Context
@@ -114,7 +115,8 @@ def random_batch(cut: Cut, device: torch.device) -> MicroBatch:
     context = Context(positions=torch.arange(cut.seq_len, device=device))
     if cut.packed:
         documents = (torch.arange(cut.seq_len, device=device) >= cut.seq_len // 2).long().expand(shape).contiguous()
-        context = replace(context, documents=documents, everyones_documents=documents)
+        runs = runs_of(documents.cpu().numpy()).moved(lambda starts: starts.to(device))
+        context = replace(context, documents=documents, everyones_documents=documents, runs=(runs,))
     return MicroBatch(tokens=tokens, labels=labels, context=context)
 
 

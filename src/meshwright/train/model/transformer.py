@@ -22,9 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.train.kernels import flash_attention
+from meshwright.train.kernels.attention_parts import attended_in_runs, attends_in_runs
 from meshwright.train.kernels.fused_loss import summed_loss
 from meshwright.train.kernels.layer_functions import Made, gated, past_and_normed, past_and_remade, split_heads, turned_heads, value_of
 from meshwright.train.kernels.linear import Linear
+from meshwright.train.kernels.runs import Runs
 
 # torch's own kernels, the fastest on Hopper first: cuDNN's takes half of the time of torch's flash kernel there.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -40,12 +42,19 @@ class Context:
     positions: Tensor  # [T], in the whole sequence
     documents: Tensor | None = None  # [B, T]; None: a sequence is one document
     everyones_documents: Tensor | None = None  # [B, S] of all context-parallel ranks, rank after rank
+    # Where documents are packed: which queries and keys attend to each other. One entry; or one for each block of keys that a rank of
+    # context parallelism attends to, None if it sees no key of a block.
+    runs: tuple[Runs | None, ...] | None = None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
     """Causal attention within documents; [B, T, N, D], keys and values with as many heads or a divisor of them."""
     if context.documents is None and flash_attention.supports(query, key):
         return flash_attention.attended(query, key, value)
+    if context.runs is not None and attends_in_runs(query, key):
+        (runs,) = context.runs
+        assert runs is not None, "every token attends to itself"
+        return attended_in_runs(query, key, value, runs)
     mask = None
     if context.documents is not None:
         mask = visible(context.positions, context.documents, context.positions, context.documents)

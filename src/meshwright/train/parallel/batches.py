@@ -13,7 +13,7 @@ from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.model.transformer import Context
-from meshwright.train.parallel.context import positions_of
+from meshwright.train.parallel.context import positions_of, runs_for
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 
@@ -48,7 +48,9 @@ def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh
     if workload.packed:
         everyones = torch.cat([positions_of(workload.seq_len, cp.size, i) for i in range(cp.size)])
         mine, all_of_them = _move(documents[:, positions], mesh), _move(documents[:, everyones], mesh)
-        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them)
+        found = runs_for(mesh.layout.cp_kind, arrays[2], cp.size, cp.index)
+        runs = tuple(each.moved(lambda starts: _move(starts, mesh)) if each is not None else None for each in found)
+        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them, runs=runs)
     return MicroBatch(
         tokens=_move(tokens[:, positions].long(), mesh),
         labels=_move(labels[:, positions].long(), mesh),

@@ -3,20 +3,27 @@
 A sequence is divided into twice as many pieces as ranks. Rank `i` holds piece `i` from the front and piece `i` from the end, so that causal
 attention is the same work for all ranks (zig-zag). A rank gets keys and values by an all-gather, or by a ring that passes them on while
 attention runs. With all-to-all, it gets all tokens for a part of the heads instead.
+
+In zig-zag order a rank sees the keys of a block (those of one rank, or gathered ones) either all, or not at all, or causally if they are
+its own. So each block is one call of a fast kernel, and blocks are joined in fp32 by their log-sum-exps. A packed document that is cut over
+ranks becomes a run of queries on one rank and runs of keys on others; the kernels then attend run by run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from meshwright.train.model.transformer import Attention, Context, Transformer, attend, visible
+from meshwright.train.kernels.attention_parts import kernel_for, part, part_back
+from meshwright.train.kernels.runs import Runs, runs_between, runs_of
+from meshwright.train.model.transformer import Attention, Context, Transformer, attend
 from meshwright.train.parallel.collectives import Axis, Exchange, Gather
 
 Attend = Callable[[Tensor, Tensor, Tensor, Context], Tensor]
@@ -40,6 +47,62 @@ def split(chunk: Transformer, axis: Axis, kind: str, seq_len: int) -> None:
             module.attend = kinds[kind](axis, everyones.to(axis.device))
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Queries of a rank, and keys that they all see; causally, if the keys are the rank's own."""
+
+    queries: slice  # of the rank's tokens
+    keys: slice  # of the tokens of another rank, or of gathered ones
+    causal: bool = False
+
+
+def ring_blocks(num_tokens: int, num_ranks: int, index: int) -> list[Block]:
+    """What rank `index` sees of the keys of each rank, by rank; each holds `num_tokens`.
+
+    Of an earlier rank, the front piece is before both of its own and the other after both. Of a later one, both are between its own.
+    """
+    every, half = slice(0, num_tokens), num_tokens // 2
+    earlier, own, later = Block(every, slice(0, half)), Block(every, every, causal=True), Block(slice(half, num_tokens), every)
+    return [earlier if rank < index else own if rank == index else later for rank in range(num_ranks)]
+
+
+def gathered_blocks(num_tokens: int, num_ranks: int, index: int) -> list[Block]:
+    """What rank `index` sees of its own keys, and what either of its pieces sees of `other_positions`."""
+    every, half = slice(0, num_tokens), num_tokens // 2
+    front, back = slice(0, index * half), slice(0, (2 * num_ranks - 2 - index) * half)
+    return [Block(every, every, causal=True), Block(slice(0, half), front), Block(slice(half, num_tokens), back)]
+
+
+def other_positions(seq_len: int, num_ranks: int, index: int) -> Tensor:
+    """Positions before the last piece of rank `index` that other ranks hold, in order: first those before its first piece."""
+    pieces = torch.arange(seq_len).chunk(2 * num_ranks)
+    return torch.cat([pieces[i] for i in range(2 * num_ranks - 1 - index) if i != index])
+
+
+def runs_for(kind: str, documents: NDArray[np.integer], num_ranks: int, index: int) -> tuple[Runs | None, ...]:
+    """Runs of documents [B, S] for each block that rank `index` attends to; for one rank, and for an all-to-all, of whole sequences."""
+    if num_ranks == 1 or kind == "all-to-all":
+        return (runs_of(documents),)
+    seq_len = documents.shape[1]
+    mine = documents[:, positions_of(seq_len, num_ranks, index).numpy()]
+    if kind == "ring":
+        theirs = [documents[:, positions_of(seq_len, num_ranks, rank).numpy()] for rank in range(num_ranks)]
+        blocks = ring_blocks(mine.shape[1], num_ranks, index)
+    else:
+        others = documents[:, other_positions(seq_len, num_ranks, index).numpy()]
+        theirs, blocks = [mine, others, others], gathered_blocks(mine.shape[1], num_ranks, index)
+    return tuple(_runs_in(block, mine, keys) for block, keys in zip(blocks, theirs, strict=True))
+
+
+def _runs_in(block: Block, queries: NDArray[np.integer], keys: NDArray[np.integer]) -> Runs | None:
+    if block.causal:
+        return runs_of(queries)
+    if block.keys.stop == 0:
+        return None
+    runs = runs_between(queries[:, block.queries], keys[:, block.keys])
+    return None if runs.is_hidden else runs
+
+
 class _Cut:
     """What all kinds share: the axis, and the positions of the tokens of all ranks, rank after rank."""
 
@@ -51,11 +114,16 @@ class _Cut:
 class _Gathered(_Cut):
     """All keys and values on every rank, for its own queries."""
 
+    def __init__(self, axis: Axis, everyones: Tensor) -> None:
+        super().__init__(axis, everyones)
+        where = torch.argsort(everyones.cpu())  # of each position among the gathered keys
+        self.others = where[other_positions(len(everyones), axis.size, axis.index)].to(axis.device)
+
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
         both = Gather.apply(torch.stack((key, value)), self.axis, TOKENS + 1)
-        mask = visible(context.positions, context.documents, self.everyones, context.everyones_documents)
-        q, k, v = (x.transpose(1, 2) for x in (query, both[0], both[1]))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+        blocks = gathered_blocks(query.shape[TOKENS], self.axis.size, self.axis.index)
+        out: Tensor = _GatheredAttention.apply(query, both, self.others, self.axis.index, Plan(blocks, context.runs))
+        return out
 
 
 class _Switched(_Cut):
@@ -87,15 +155,9 @@ class _Ring(_Cut):
     """Keys and values are passed from rank to rank while attention to the present ones is computed (Liu et al. 2023, arXiv:2310.01889)."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        out: Tensor = _RingAttention.apply(query, key, value, self._masks(context), self.axis)
+        blocks = ring_blocks(query.shape[TOKENS], self.axis.size, self.axis.index)
+        out: Tensor = _RingAttention.apply(query, key, value, Plan(blocks, context.runs), self.axis)
         return out
-
-    def _masks(self, context: Context) -> list[Tensor]:
-        """Which keys of each rank the queries of this rank may attend to."""
-        theirs = self.everyones.chunk(self.axis.size)
-        documents = context.everyones_documents
-        of_rank = [None] * self.axis.size if documents is None else documents.chunk(self.axis.size, dim=1)
-        return [visible(context.positions, context.documents, where, which) for where, which in zip(theirs, of_rank, strict=True)]
 
 
 class _Turn:
@@ -115,87 +177,142 @@ class _Turn:
         return self.coming
 
 
-def block_scores(query: Tensor, key: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Scaled scores with minus infinity where a key is hidden; heads before tokens, in fp32."""
-    return (query @ key.transpose(-1, -2) * scale).masked_fill(~seen, float("-inf"))
+class Plan:
+    """Blocks of keys that a rank attends to, with the runs of each where documents are packed."""
+
+    def __init__(self, blocks: Sequence[Block], runs: Sequence[Runs | None] | None) -> None:
+        self.blocks, self.packed = blocks, runs is not None
+        self.runs: Sequence[Runs | None] = [None] * len(blocks) if runs is None else runs
+        assert len(self.runs) == len(blocks), "a batch brings runs for each block of its rank"
+
+    def sees(self, number: int) -> bool:
+        """Whether any query sees a key of a block."""
+        return self.blocks[number].keys.stop > 0 and (self.runs[number] is not None or not self.packed)
+
+
+class Attended:
+    """Attention to all blocks that were added so far, in fp32. The first block is the rank's own, of which every query sees a key."""
+
+    def __init__(self, query: Tensor, plan: Plan) -> None:
+        self.query, self.plan = query, plan
+        self.out, self.log_sums = torch.empty(0), torch.empty(0)
+
+    def add(self, number: int, key: Tensor, value: Tensor) -> None:
+        """Attend to a block of keys too."""
+        if not self.plan.sees(number):
+            return
+        block, runs = self.plan.blocks[number], self.plan.runs[number]
+        kernel = kernel_for(self.query, key, packed=self.plan.packed, cut=True)
+        query, key, value = _held(self.query, block.queries), _held(key, block.keys), _held(value, block.keys)
+        out, log_sums = part(kernel, query, key, value, causal=block.causal, runs=runs)
+        if block.causal:
+            self.out, self.log_sums = out.float().contiguous(), log_sums.contiguous()
+            return
+        before, here = self.log_sums[..., block.queries], self.out[:, block.queries]
+        here.lerp_(out.float(), torch.sigmoid(log_sums - before).transpose(1, 2)[..., None])
+        before.copy_(torch.logaddexp(before, log_sums))
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The output in the precision of the queries, and the log-sum-exp."""
+        return self.out.to(self.query.dtype), self.log_sums
+
+
+class Gradients:
+    """Gradients of attention to blocks of keys; those of the queries are added up in fp32."""
+
+    def __init__(self, d_out: Tensor, query: Tensor, out: Tensor, log_sums: Tensor, plan: Plan) -> None:
+        self.d_out, self.query, self.out, self.log_sums, self.plan = d_out.contiguous(), query, out, log_sums, plan
+        self.d_query = torch.zeros_like(query, dtype=torch.float32)
+
+    def of(self, number: int, key: Tensor, value: Tensor) -> Tensor | None:
+        """Gradients of the keys and values that the block's queries see, one above the other; None if there are none."""
+        if not self.plan.sees(number):
+            return None
+        block, runs = self.plan.blocks[number], self.plan.runs[number]
+        kernel = kernel_for(self.query, key, packed=self.plan.packed, cut=True)
+        d_out, query, out = (_held(x, block.queries) for x in (self.d_out, self.query, self.out))
+        key, value, log_sums = _held(key, block.keys), _held(value, block.keys), self.log_sums[..., block.queries]
+        d_query, d_key, d_value = part_back(kernel, d_out, query, key, value, out, log_sums, causal=block.causal, runs=runs)
+        self.d_query[:, block.queries] += d_query
+        return torch.stack((d_key, d_value)).float()
+
+
+def _held(x: Tensor, tokens: slice) -> Tensor:
+    """Some tokens of a tensor, one after another: kernels differ in the strides that they accept."""
+    return x[:, tokens].contiguous()
 
 
 class _RingAttention(torch.autograd.Function):
-    """Attention over the keys of all ranks, block by block, with a running maximum; [B, T, N, D].
-
-    The arithmetic is written out in fp32, because the fused kernels do not give the log-sum-exp that joins blocks under a document mask.
-    """
+    """Attention over the keys of all ranks, block by block; [B, T, N, D]."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, masks: list[Tensor], axis: Axis) -> Tensor:
-        groups, scale = query.shape[HEADS] // key.shape[HEADS], query.shape[-1] ** -0.5
-        q = _grouped(query, groups)
-        held = torch.stack((key, value))
-        out = torch.zeros_like(q)
-        largest = q.new_full(q.shape[:-1], float("-inf"))
-        total = torch.zeros_like(largest)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, axis: Axis) -> Tensor:
+        held, attended = torch.stack((key, value)), Attended(query, plan)
         for turn in range(axis.size):
             moving = _Turn(axis, held) if turn < axis.size - 1 else None
-            k, v = (_heads_first(x) for x in held)
-            scores = block_scores(q, k, masks[(axis.index - turn) % axis.size][:, :, None], scale)
-            out, largest, total = _join(scores, v, out, largest, total)
+            attended.add((axis.index - turn) % axis.size, *held)
             held = moving.wait() if moving else held
-        out = out / total[..., None]
-        ctx.save_for_backward(query, key, value, out, largest + total.log())
-        ctx.masks, ctx.axis, ctx.groups, ctx.scale = masks, axis, groups, scale
-        return _ungrouped(out, query.dtype)
+        out, log_sums = attended.result()
+        ctx.save_for_backward(query, key, value, out, log_sums)
+        ctx.plan, ctx.axis = plan, axis
+        return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, out, log_sum = ctx.saved_tensors
-        axis = ctx.axis
-        q, d_out = _grouped(query, ctx.groups), _grouped(gradient, ctx.groups)
-        weighted = (d_out * out).sum(dim=-1, keepdim=True)
-        held, d_query = torch.stack((key, value)), torch.zeros_like(q)
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, key, value, out, log_sums = ctx.saved_tensors
+        axis, plan = ctx.axis, ctx.plan
+        held, found = torch.stack((key, value)), Gradients(d_out, query, out, log_sums, plan)
         d_own: Tensor | None = None  # gradients of this rank's own keys and values
         carried: _Turn | None = None  # gradients of other ranks' keys and values, on their way back
         for turn in range(axis.size):
+            rank = (axis.index - turn) % axis.size
             moving = _Turn(axis, held) if turn < axis.size - 1 else None
-            k, v = (_heads_first(x) for x in held)
-            mask = ctx.masks[(axis.index - turn) % axis.size][:, :, None]
-            weights = (block_scores(q, k, mask, ctx.scale) - log_sum[..., None]).exp()
-            d_scores = weights * (d_out @ v.transpose(-1, -2) - weighted) * ctx.scale
-            d_query += d_scores @ k
-            d_held = torch.stack((_tokens_first(d_scores.transpose(-1, -2) @ q), _tokens_first(weights.transpose(-1, -2) @ d_out)))
+            d_seen = found.of(rank, *held)
             held = moving.wait() if moving else held
             if turn == 0:
-                d_own = d_held
+                d_own = d_seen
                 continue
             # Gradients follow their keys around the ring, one step behind, and reach their rank with the last step.
-            d_held = d_held if carried is None else d_held + carried.wait()
+            d_held = torch.zeros_like(held, dtype=torch.float32) if carried is None else carried.wait().float()
+            if d_seen is not None:
+                d_held[:, :, plan.blocks[rank].keys] += d_seen
             carried = _Turn(axis, d_held.to(key.dtype))
         assert d_own is not None and carried is not None, "a ring has two ranks or more"
         d_key, d_value = (d_own + carried.wait()).to(key.dtype)
-        return _ungrouped(d_query, query.dtype), d_key, d_value, None, None
+        return found.d_query.to(query.dtype), d_key, d_value, None, None
 
 
-def _join(scores: Tensor, value: Tensor, out: Tensor, largest: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, maximum and sum so far, updated with one more block of keys."""
-    above = torch.maximum(largest, scores.amax(dim=-1))
-    finite = above.clamp_min(torch.finfo(above.dtype).min)  # rows without any visible key stay at zero instead of NaN
-    kept, weights = (largest - finite).exp(), (scores - finite[..., None]).exp()
-    return out * kept[..., None] + weights @ value, above, total * kept + weights.sum(dim=-1)
+class _GatheredAttention(torch.autograd.Function):
+    """Attention to gathered keys and values, [2, B, S, N, D]: to the rank's own, then by each of its pieces to the others before it."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, both: Tensor, others: Tensor, index: int, plan: Plan) -> Tensor:
+        attended = Attended(query, plan)
+        for number, keys in enumerate(_gathered_keys(query, both, others, index)):
+            attended.add(number, *keys)
+        out, log_sums = attended.result()
+        ctx.save_for_backward(query, both, others, out, log_sums)
+        ctx.index, ctx.plan = index, plan
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        query, both, others, out, log_sums = ctx.saved_tensors
+        own, before, _ = _gathered_keys(query, both, others, ctx.index)
+        found = Gradients(d_out, query, out, log_sums, ctx.plan)
+        d_both, d_before = torch.zeros_like(both), torch.zeros_like(before, dtype=torch.float32)
+        d_own = found.of(0, *own)
+        assert d_own is not None, "every query sees its own key"
+        d_both.narrow(TOKENS + 1, ctx.index * query.shape[TOKENS], query.shape[TOKENS]).copy_(d_own)
+        for number in (1, 2):
+            d_seen = found.of(number, *before)
+            if d_seen is not None:
+                d_before[:, :, ctx.plan.blocks[number].keys] += d_seen
+        d_both.index_copy_(TOKENS + 1, others, d_before.to(both.dtype))
+        return found.d_query.to(query.dtype), d_both, None, None, None
 
 
-def _grouped(x: Tensor, groups: int) -> Tensor:
-    """[B, T, N, D] -> [B, N / groups, groups, T, D] in fp32: queries next to the key-value head that they share."""
-    return torch.unflatten(x, HEADS, (-1, groups)).permute(0, 2, 3, 1, 4).float()
-
-
-def _ungrouped(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.permute(0, 3, 1, 2, 4).flatten(HEADS, HEADS + 1).to(dtype)
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """[B, T, N, D] -> [B, N, 1, T, D] in fp32."""
-    return x.transpose(1, 2)[:, :, None].float()
-
-
-def _tokens_first(x: Tensor) -> Tensor:
-    """Gradients of keys or values summed over the queries that share a head: [B, N, groups, T, D] -> [B, T, N, D]."""
-    return x.sum(dim=2).transpose(1, 2)
+def _gathered_keys(query: Tensor, both: Tensor, others: Tensor, index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values for each block: the rank's own, and twice the others."""
+    before = both.index_select(TOKENS + 1, others)
+    return both.narrow(TOKENS + 1, index * query.shape[TOKENS], query.shape[TOKENS]), before, before
