@@ -208,3 +208,40 @@ def num_threads() -> int:
     """Threads of this process: every group that is not given back keeps some."""
     gc.collect()
     return len(os.listdir("/proc/self/task"))
+
+
+def kept_in_forward(model: Model, workload: Workload, layout: Layout) -> Counter[tuple[int, ...]]:
+    """Shapes of all tensors that one forward pass of this rank's chunk keeps for the backward pass, weights left out."""
+    kept: Counter[tuple[int, ...]] = Counter()
+    with replica_of(model, workload, layout) as (replica, mesh):
+        (chunk,), micro_batch = replica.stage.chunks, batch_of(0, model, workload, mesh)[0]
+        weights = {parameter.data_ptr() for parameter in chunk.parameters()}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.data_ptr() not in weights:
+                kept[tuple(tensor.shape)] += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            chunk.hidden(micro_batch.tokens, micro_batch.context)
+    return kept
+
+
+def compiled_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) -> tuple[Any, int]:
+    """Steps with layers compiled as on a GPU, by a compiler that only traces them; and how many graphs it was given."""
+    from functools import partial
+
+    from parity import run_steps
+
+    from meshwright.train import replica
+
+    compiles, compile_layers = replica.compiles, replica.compile_layers
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    replica.compiles, replica.compile_layers = lambda *_: True, partial(compile_layers, backend="aot_eager")
+    try:
+        found = run_steps(model, workload, layout, num_steps)
+        return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    finally:
+        replica.compiles, replica.compile_layers = compiles, compile_layers
+        torch._dynamo.reset()

@@ -254,8 +254,9 @@ def merged(found: Iterable[Flow]) -> tuple[Flow, ...]:
 def tensor_flows(step: Step) -> Iterator[Flow]:
     """Tensor parallelism: hidden states gathered and scattered, the sequence's parts of the ends, and the loss.
 
-    Recomputing a layer repeats its collectives but the last scatter, whose result the backward does not need; recomputing its MLP alone
-    repeats the two around that.
+    A rank keeps its own part of a gathered input, so that the backward gathers each input again: by itself, or by recomputing the layer or
+    its MLP. Recomputing a layer also repeats its first scatter, but not the last one, whose result the backward does not need; recomputing
+    its MLP alone repeats that one.
     """
     tp, m = step.layout.tp, step.num_micro_batches
 
@@ -267,7 +268,7 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
     yield flow("layers forward", SCATTER, step.hidden_bytes, 2 * passes)
     yield flow("layers backward", GATHER, step.hidden_bytes, 2 * passes)
     yield flow("layers backward", SCATTER, step.hidden_bytes, 2 * passes)
-    yield flow("layers again", GATHER, step.hidden_bytes, passes * (2 * again + mlp))
+    yield flow("layers again", GATHER, step.hidden_bytes, 2 * passes)
     yield flow("layers again", SCATTER, step.hidden_bytes, passes * (again + mlp))
     if step.is_first:
         yield flow("embedding forward", SCATTER, step.hidden_bytes, m)

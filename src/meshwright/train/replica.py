@@ -60,7 +60,7 @@ class Replica:
         self.attention = chosen_attention(model, workload, mesh, self.numbers)
         chunks = make_chunks(model, mesh)
         for chunk in chunks:
-            tensor_parallel.split(chunk, mesh.tp)
+            tensor_parallel.split(chunk, mesh.tp, keeps_inputs=layout.recompute == "full")
             context_parallel.split(chunk, mesh.cp, layout.cp_kind, workload.seq_len)
             set_recompute(chunk, layout.recompute)
             if self.numbers.fp8:
@@ -68,7 +68,7 @@ class Replica:
         self.data = [self._data_parallel(chunk) for chunk in chunks]
         if compiles(mesh.layout, mesh.device):
             for chunk in chunks:
-                compile_layers(chunk)
+                compile_layers(chunk, layout, packed=workload.packed)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
         self.stage = Stage(mesh, chunks, self.num_micro_batches, shape, self.numbers.compute)
         self.shards: list[Shard] = [shard for data in self.data for shard in data.shards]

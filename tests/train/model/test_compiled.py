@@ -1,4 +1,4 @@
-"""Layers are compiled on a GPU, unless a rank waits for others inside a layer or puts gradients off."""
+"""Layers are compiled on a GPU, unless gradients are put off: whole, around attention, or between collectives."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from on_ranks import compiled_steps
+from parity import LLAMA, WORKLOAD, differences, joined, run_steps
+from ranks import Pools
 
-from meshwright.layout import parse_layout
-from meshwright.train.model.compiled import compile_layers, compiles
+from meshwright.layout import Layout, parse_layout
+from meshwright.train.model.compiled import AroundAttention, BetweenCollectives, compile_layers, compiles
+from meshwright.train.model.transformer import Transformer
 
 
 @pytest.mark.parametrize(
@@ -18,8 +22,8 @@ from meshwright.train.model.compiled import compile_layers, compiles
         ("dp=1", True),
         ("dp=4,zero=3", True),
         ("pp=2,vp=2", True),
-        ("tp=2", False),
-        ("cp=2", False),
+        ("tp=2", True),
+        ("cp=2", True),
         ("pp=2,schedule=zero-bubble", False),
         ("dp=2,schedule=zero-bubble", True),  # without a pipeline nothing is put off
     ],
@@ -30,7 +34,40 @@ def test_which_layouts_are_compiled(layout: str, expected: bool) -> None:
 
 
 def test_the_compilers_advice_on_tf32_does_not_reach_the_user() -> None:
-    compile_layers(SimpleNamespace(blocks=lambda: ()))  # type: ignore[arg-type]
+    compile_layers(SimpleNamespace(blocks=lambda: ()), parse_layout("dp=1"), packed=False)  # type: ignore[arg-type]
     with warnings.catch_warnings(record=True) as seen:
         warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.", UserWarning, stacklevel=1)
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    "layout, packed, expected",
+    [
+        ("dp=2", False, "function"),
+        ("dp=2", True, AroundAttention.__name__),
+        ("cp=2", False, AroundAttention.__name__),
+        ("tp=2", False, BetweenCollectives.__name__),
+        ("tp=2,cp=2", True, BetweenCollectives.__name__),
+    ],
+)
+def test_where_a_layer_is_cut_for_the_compiler(layout: str, packed: bool, expected: str) -> None:
+    with torch.device("meta"):
+        chunk = Transformer(LLAMA)
+    compile_layers(chunk, parse_layout(layout), packed=packed)
+    assert {type(block.compiled).__name__ for block in chunk.blocks()} == {expected}
+
+
+@pytest.mark.parametrize(
+    "layout, num_graphs",
+    [
+        ("mbs=4", 2),  # documents are packed: before and after attention
+        ("tp=2,mbs=4", 3),  # the rotation, and the second product of either half
+        ("cp=2,cp_kind=ring,mbs=4,recompute=full", 2),
+    ],
+)
+def test_compiled_pieces_equal_layers_as_they_are_written(layout: str, num_graphs: int, pools: Pools) -> None:
+    wanted = joined(pools.of(1).run(run_steps, LLAMA, WORKLOAD, Layout(micro_batch=8), 2))
+    parsed = parse_layout(layout)
+    answers = pools.of(parsed.num_ranks).run(compiled_steps, LLAMA, WORKLOAD, parsed, 2)
+    assert differences(joined([found for found, _ in answers]), wanted) == []
+    assert {graphs for _, graphs in answers} == {num_graphs}  # once for all layers and steps

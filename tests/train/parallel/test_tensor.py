@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from on_ranks import loss_of_cut_vocabulary
-from parity import GPT, LLAMA
+from on_ranks import kept_in_forward, loss_of_cut_vocabulary
+from parity import GPT, LLAMA, WORKLOAD
 from ranks import Pools
 
+from meshwright.layout import parse_layout
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.shards import cuts_of
@@ -64,3 +65,22 @@ def test_ranks_beyond_the_key_value_heads_hold_copies(tp: int, starts: list[int]
         assert key.local == (max(24 // tp, 6), 32)
         found.append(key.start[0])
     assert found == starts
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT], ids=lambda model: model.name)
+@pytest.mark.parametrize("precision", ["fp32", "fp8-current"])
+def test_a_rank_keeps_its_part_of_hidden_states_and_none_of_the_others(model, precision: str, pools: Pools) -> None:
+    model = replace(model, ffn_hidden=96, head_dim=6)  # no half of a layer's width is that of hidden states
+    workload, tokens, hidden = replace(WORKLOAD, precision=precision), WORKLOAD.seq_len, model.hidden
+    for kept in pools.of(2).run(kept_in_forward, model, workload, parse_layout("tp=2,mbs=2")):
+        assert not {(2, tokens, hidden), (2 * tokens, hidden)} & kept.keys()
+        assert kept[2, tokens // 2, hidden] >= 2 * model.num_layers  # inputs of the products of each layer
+
+
+def test_a_layer_that_is_computed_again_keeps_what_it_has_gathered() -> None:
+    with torch.device("meta"):
+        chunk = Transformer(LLAMA)
+    split(chunk, SimpleNamespace(size=2, index=0), keeps_inputs=True)
+    products = [product for block in chunk.blocks() for product in (block.attention.qkv, block.mlp.into)]
+    assert all(product.multiply.keeps for product in products)
+    assert all(block.mlp.down.multiply.__name__ == "product" for block in chunk.blocks())

@@ -14,8 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from meshwright.train.kernels.layer_functions import Made, value_of
-from meshwright.train.kernels.linear import Linear
+from meshwright.train.kernels.layer_functions import Made
+from meshwright.train.kernels.linear import Arithmetic, Linear, Tensors, split_product
+from meshwright.train.kernels.linear import product as plain_product
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 SMALLEST_UNIT = 1e-30  # for a tensor of zeros
@@ -110,36 +111,32 @@ class _Product(torch.autograd.Function):
         return d_x.view(ctx.shape), d_weight, None, *(None for _ in kept if ctx.how)
 
 
-class _SplitProduct(torch.autograd.Function):
-    """The same, with the gradient of the weight postponed."""
+def _forward(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensors]:
+    unit_x, unit_w = unit_of(rows, INPUT), unit_of(weight, INPUT)
+    x8, w8 = straight(rows, unit_x, INPUT), straight(weight, unit_w, INPUT)
+    return multiply(x8, w8, unit_x, unit_w, rows.dtype, fast=True), (unit_x, unit_w)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:
-        ctx.layer = layer
-        return _Product.forward(ctx, x, weight, "")
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        unit_x, weight, unit_w, x = ctx.saved_tensors
-        rows, layer = gradient.flatten(0, -2), ctx.layer
-        unit_g = unit_of(rows, GRADIENT)
-        g8, g8_turned = both(rows, unit_g, GRADIENT)
+def _to_input(gradient: Tensor, weight: Tensor, kept: Tensors) -> tuple[Tensor, Tensors]:
+    unit_w, unit_g = kept[1], unit_of(gradient, GRADIENT)
+    g8, g8_turned = both(gradient, unit_g, GRADIENT)
+    return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=False), (g8_turned, unit_g)
 
-        def weight_gradient() -> tuple[nn.Parameter, Tensor]:
-            return layer.weight, multiply(g8_turned, turned(x, unit_x, INPUT), unit_g, unit_x, weight.dtype, fast=False)
 
-        layer.put_off.append(weight_gradient)
-        return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=False).view(ctx.shape), None, None
+def _to_weight(carried: Tensors, rows: Tensor, kept: Tensors) -> Tensor:
+    (g8_turned, unit_g), unit_x = carried, kept[0]
+    return multiply(g8_turned, turned(rows, unit_x, INPUT), unit_g, unit_x, rows.dtype, fast=False)
+
+
+FP8 = Arithmetic(_forward, _to_input, _to_weight)
 
 
 def product(x: Tensor | Made, layer: Linear) -> Tensor:
     """The product of a layer, in fp8."""
-    if layer.put_off is not None and torch.is_grad_enabled():
-        made: Tensor = _SplitProduct.apply(value_of(x), layer.weight.detach(), layer)
-    elif isinstance(x, Made):
-        made = _Product.apply(x.value, layer.weight, x.how, *x.sources)
-    else:
-        made = _Product.apply(x, layer.weight, "")
+    if layer.puts_off:
+        return split_product(x, layer)
+    value, how, sources = x if isinstance(x, Made) else (x, "", ())
+    made: Tensor = _Product.apply(value, layer.weight, how, *sources)
     return made
 
 
@@ -156,6 +153,8 @@ def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) ->
         from meshwright.train.kernels import fp8_kernels  # noqa: F401 - registers its operators
     for module in chunk.modules():
         if isinstance(module, Linear):
-            module.multiply = product
+            module.arithmetic = FP8
+            if module.multiply is plain_product:  # a product with a collective computes by `arithmetic`
+                module.multiply = product
         elif isinstance(module, Remaking):
             module.remakes = remakes

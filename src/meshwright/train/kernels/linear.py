@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,34 +29,70 @@ class PutOff:
         return taken
 
 
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a product and its two gradients are computed, step by step, for products that do other things between the steps.
+
+    Inputs and gradients are rows, [tokens, width]. What one step gives the others is a tuple of tensors.
+    """
+
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensors]]  # input, weight -> product, what gradients need
+    to_input: Callable[[Tensor, Tensor, Tensors], tuple[Tensor, Tensors]]  # gradient, weight -> input's gradient, what the weight's needs
+    to_weight: Callable[[Tensors, Tensor, Tensors], Tensor]  # that, and the input -> the gradient of the weight
+
+
+def _forward(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensors]:
+    return F.linear(rows, weight), ()
+
+
+def _to_input(gradient: Tensor, weight: Tensor, kept: Tensors) -> tuple[Tensor, Tensors]:
+    return gradient @ weight, (gradient,)
+
+
+def _to_weight(carried: Tensors, rows: Tensor, kept: Tensors) -> Tensor:
+    return carried[0].T @ rows
+
+
+PLAIN = Arithmetic(_forward, _to_input, _to_weight)
+
+
 class _SplitProduct(torch.autograd.Function):
     """`x @ weight.T` whose backward gives the gradient of the input at once, and that of the weight when it is asked for."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        out, kept = layer.arithmetic.forward(x.flatten(0, -2), weight)
+        ctx.save_for_backward(x, weight, *kept)
         ctx.layer = layer
-        return F.linear(x, weight)
+        return torch.unflatten(out, 0, x.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        x, weight = ctx.saved_tensors
+        x, weight, *kept = ctx.saved_tensors
         layer = ctx.layer
+        d_rows, carried = layer.arithmetic.to_input(gradient.flatten(0, -2), weight, tuple(kept))
 
         def weight_gradient() -> tuple[nn.Parameter, Tensor]:
-            return layer.weight, gradient.flatten(0, -2).T @ x.flatten(0, -2)
+            return layer.weight, layer.arithmetic.to_weight(carried, x.flatten(0, -2), tuple(kept))
 
         layer.put_off.append(weight_gradient)
-        return gradient @ weight, None, None
+        return d_rows.view(x.shape), None, None
+
+
+def split_product(factor: Tensor | Made, layer: Linear) -> Tensor:
+    """The product of a layer, with the gradient of its weight postponed."""
+    made: Tensor = _SplitProduct.apply(value_of(factor), layer.weight.detach(), layer)
+    return made
 
 
 def product(factor: Tensor | Made, layer: Linear) -> Tensor:
     """The product of a layer, in the number format of its weight."""
-    x = value_of(factor)
-    if layer.put_off is not None and torch.is_grad_enabled():
-        made: Tensor = _SplitProduct.apply(x, layer.weight.detach(), layer)
-        return made
-    return F.linear(x, layer.weight)
+    if layer.puts_off:
+        return split_product(factor, layer)
+    return F.linear(value_of(factor), layer.weight)
 
 
 class Linear(nn.Module):
@@ -66,7 +103,13 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
         self.bias = nn.Parameter(torch.empty(num_out)) if bias else None
         self.put_off: PutOff | None = None
+        self.arithmetic = PLAIN
         self.multiply: Callable[[Tensor | Made, Linear], Tensor] = product
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether the gradient of the weight of the product that is computed now is postponed."""
+        return self.put_off is not None and torch.is_grad_enabled()
 
     def product(self, x: Tensor | Made) -> Tensor:
         """The product without the bias."""

@@ -1,30 +1,95 @@
-"""Which layers are compiled: on a GPU all layers that contain no collective and postpone no gradients."""
+"""How layers are compiled on a GPU: whole, or in pieces around attention and between collectives."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache, partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from meshwright.layout import Layout
-from meshwright.train.model.transformer import Transformer
+from meshwright.train.kernels.linear import PLAIN, Arithmetic
+from meshwright.train.model.transformer import Block, Context, Rotation, Transformer
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def compiles(layout: Layout, device: torch.device) -> bool:
     """Whether the layers of a rank of this layout are compiled on this device.
 
-    Tensor and context parallelism wait for other ranks inside a layer, and a zero-bubble schedule keeps gradients for later. Both are side
-    effects, which a compiled graph must not have. On a processor, compiling takes longer than the small runs that are made there.
+    A zero-bubble schedule keeps gradients for later, a side effect which a compiled graph must not have. On a processor, compiling takes
+    longer than the small runs that are made there.
     """
-    puts_off = layout.is_zero_bubble
-    return device.type == "cuda" and layout.tp == 1 and layout.cp == 1 and not puts_off
+    return device.type == "cuda" and not layout.is_zero_bubble
 
 
-def compile_layers(chunk: Transformer) -> None:
-    """Compile each layer separately. All layers have the same shapes, so one compilation is enough for all.
+def compile_layers(chunk: Transformer, layout: Layout, *, packed: bool, backend: str = "inductor") -> None:
+    """Compile the layers of a chunk. All layers have the same shapes, so one compilation is enough for all.
+
+    Waiting for other ranks is a side effect too. So with context parallelism a layer is compiled in two pieces, before and after attention;
+    with tensor parallelism the work between collectives is. Packed documents are as many as a batch happens to have, for which attention
+    would be compiled again and again: they too have the two pieces.
 
     The compiler recommends TF32 for products in fp32. Runs in fp32 are compared digit by digit, so they keep full precision.
     """
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+    compiled: Compile = partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)
     for block in chunk.blocks():
-        block.compiled = torch.compile(block.plain, fullgraph=True, dynamic=False)
+        if layout.tp > 1:
+            block.compiled = BetweenCollectives(block, compiled)
+            _compile_arithmetic(block, backend)
+        elif layout.cp > 1 or packed:
+            block.compiled = AroundAttention(block, compiled)
+        else:
+            block.compiled = compiled(block.plain)
+
+
+class AroundAttention:
+    """A layer in two compiled pieces, with attention as it is written between them."""
+
+    def __init__(self, block: Block, compiled: Compile) -> None:
+        self.attended = block.attention.attended
+        self.before, self.after = compiled(block.before_attention), compiled(block.after_attention)
+
+    def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
+        query, key, value = self.before(x, rotation)
+        out: Tensor = self.after(x, self.attended(query, key, value, context))
+        return out
+
+
+class BetweenCollectives:
+    """A layer whose work between collectives is compiled: the rotation, and the second product of each half with what is before it.
+
+    The first products are one with the collective before them (`train.parallel.tensor.GatheredProduct`), and a norm is one kernel anyway.
+    """
+
+    def __init__(self, block: Block, compiled: Compile) -> None:
+        self.block = block
+        self.turned, self.narrowed = compiled(block.attention.turned), compiled(block.attention.narrowed)
+        self.mlp_narrowed = compiled(block.mlp.narrowed)
+
+    def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
+        block, attention, mlp = self.block, self.block.attention, self.block.mlp
+        past, normed = block.attention_norm(x)
+        query, key, value = self.turned(attention.qkv(normed), rotation)
+        attended = attention.attended(query, key, value, context)
+        past, normed = block.mlp_norm(past + attention.o.add_bias(attention.leave(self.narrowed(attended))))
+        out: Tensor = past + mlp.down.add_bias(mlp.leave(self.mlp_narrowed(mlp.into(normed))))
+        return out
+
+
+def _compile_arithmetic(block: Block, backend: str) -> None:
+    """Compile how the products with a collective are computed, where this is more than one kernel."""
+    for layer in (block.attention.qkv, block.mlp.into):
+        if layer.arithmetic is not PLAIN:
+            layer.arithmetic = _compiled_arithmetic(layer.arithmetic, backend)
+
+
+@cache
+def _compiled_arithmetic(arithmetic: Arithmetic, backend: str) -> Arithmetic:
+    steps = (getattr(arithmetic, step.name) for step in fields(arithmetic))
+    return Arithmetic(*(torch.compile(step, fullgraph=True, dynamic=False, backend=backend) for step in steps))

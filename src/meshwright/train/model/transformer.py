@@ -1,7 +1,7 @@
 """The transformer: Llama's and GPT-3's blocks on whole tensors, without any code for parallelism.
 
-Parallelism is added through ports. `enter` and `leave` are called before and after the matrix products of a block (tensor parallelism
-gathers and scatters there), and `attend` is the attention itself (context parallelism replaces it). By default the ports do nothing. A
+Parallelism is added through ports. `Linear.multiply` is a matrix product and `leave` is called after the second product of each half of a
+block (tensor parallelism gathers and scatters there), and `attend` is the attention itself (context parallelism replaces it). A
 `Transformer` may hold any range of layers, with the embedding, the head, both or neither (a pipeline stage).
 
 Shape letters: B sequences, T tokens of a sequence, H hidden, N heads, D width of a head, V vocabulary.
@@ -152,21 +152,30 @@ class Attention(nn.Module):
         self.heads_per_key = model.num_heads // model.num_kv_heads
         self.qkv = Linear(model.hidden, model.query_dim + 2 * model.kv_dim, bias=has_bias or model.qkv_biases)
         self.o = Linear(model.query_dim, model.hidden, bias=has_bias)
-        self.enter: Callable[[Tensor | Made], Tensor | Made] = same
         self.leave: Callable[[Tensor], Tensor] = same
         self.attend: Callable[[Tensor, Tensor, Tensor, Context], Tensor] = attend
         self.recomputes = False
 
     def forward(self, x: Tensor | Made, context: Context, rotation: Rotation | None) -> Tensor:
-        x = self.enter(x)
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        attended = self.attended(*self.turned(self.qkv(x), rotation), context)
+        return self.o.add_bias(self.leave(self.narrowed(attended)))
+
+    def turned(self, projected: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values, from their projection."""
+        heads = projected.unflatten(-1, (-1, self.head_dim))
         num_keys = heads.shape[-2] // (self.heads_per_key + 2)
-        query, key, value = turned_heads(heads, num_keys, *rotation) if rotation is not None else split_heads(heads, num_keys)
+        return turned_heads(heads, num_keys, *rotation) if rotation is not None else split_heads(heads, num_keys)
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        """Attention itself, which the backward pass may compute again."""
         if self.recomputes and torch.is_grad_enabled():
-            attended = checkpoint(self.attend, query, key, value, context, use_reentrant=False, preserve_rng_state=False)
-        else:
-            attended = self.attend(query, key, value, context)
-        return self.o.add_bias(self.leave(self.o.product(attended.flatten(-2))))
+            made: Tensor = checkpoint(self.attend, query, key, value, context, use_reentrant=False, preserve_rng_state=False)
+            return made
+        return self.attend(query, key, value, context)
+
+    def narrowed(self, attended: Tensor) -> Tensor:
+        """The product back to hidden states, without bias."""
+        return self.o.product(attended.flatten(-2))
 
 
 class MLP(nn.Module):
@@ -178,19 +187,23 @@ class MLP(nn.Module):
         self.up = Linear(model.hidden, model.ffn_hidden, bias=model.biases) if not model.gated else None
         self.down = Linear(model.ffn_hidden, model.hidden, bias=model.biases)
         self.remakes = False
-        self.enter: Callable[[Tensor | Made], Tensor | Made] = same
         self.leave: Callable[[Tensor], Tensor] = same
 
-    def forward(self, x: Tensor | Made) -> Tensor:
-        x = self.enter(x)
-        return self.down.add_bias(self.leave(self.down.product(self._inner(x))))
+    @property
+    def into(self) -> Linear:
+        """The product upward."""
+        found = self.up if self.gate_up is None else self.gate_up
+        assert found is not None, "an MLP without a gate has one product upward"
+        return found
 
-    def _inner(self, x: Tensor | Made) -> Tensor | Made:
+    def forward(self, x: Tensor | Made) -> Tensor:
+        return self.down.add_bias(self.leave(self.narrowed(self.into(x))))
+
+    def narrowed(self, wide: Tensor) -> Tensor:
+        """The product back to hidden states, without bias, from the one upward."""
         if self.gate_up is None:
-            assert self.up is not None, "an MLP without a gate has one product upward"
-            return F.gelu(self.up(x), approximate="tanh")
-        gate_up = self.gate_up(x)
-        return Made(gated(gate_up), "gate", (gate_up.detach(),)) if self.remakes else gated(gate_up)
+            return self.down.product(F.gelu(wide, approximate="tanh"))
+        return self.down.product(Made(gated(wide), "gate", (wide.detach(),)) if self.remakes else gated(wide))
 
 
 class Block(nn.Module):
@@ -217,6 +230,17 @@ class Block(nn.Module):
         """The layer without compilation and without recompute."""
         past, normed = self.attention_norm(x)
         past, normed = self.mlp_norm(past + self.attention(normed, context, rotation))
+        made: Tensor = past + self.mlp(normed)
+        return made
+
+    def before_attention(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of this layer."""
+        return self.attention.turned(self.attention.qkv(self.attention_norm(x)[1]), rotation)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The output of this layer, from its input and what attention gave."""
+        attention = self.attention
+        past, normed = self.mlp_norm(x + attention.o.add_bias(attention.leave(attention.narrowed(attended))))
         made: Tensor = past + self.mlp(normed)
         return made
 

@@ -5,6 +5,7 @@ All of them call torch.distributed. In addition, the axis that waits is named, f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,20 +49,38 @@ class Axis:
 
     def all_gather(self, local: Tensor, dim: int) -> Tensor:
         """The tensors of all ranks, one after another along `dim`."""
+        return self.start_all_gather(local, dim)()
+
+    def start_all_gather(self, local: Tensor, dim: int) -> Callable[[], Tensor]:
+        """Begin to gather; the function that is returned waits for the end and gives the result."""
         if self.size == 1:
-            return local
-        gathered = local.new_empty((self.size, *local.shape))
-        self.wait(all_gather_single(gathered.view(-1), local.contiguous().view(-1), group=self.group, async_op=True), "all-gather")
-        return gathered.movedim(0, dim).flatten(dim, dim + 1)
+            return lambda: local
+        gathered, local = local.new_empty((self.size, *local.shape)), local.contiguous()
+        work = all_gather_single(gathered.view(-1), local.view(-1), group=self.group, async_op=True)
+
+        def end() -> Tensor:
+            self.wait(work, "all-gather")
+            return gathered.movedim(0, dim).flatten(dim, dim + 1)
+
+        return end
 
     def reduce_scatter(self, whole: Tensor, dim: int) -> Tensor:
         """The sum of the tensors of all ranks; each rank keeps its part along `dim`."""
+        return self.start_reduce_scatter(whole, dim)()
+
+    def start_reduce_scatter(self, whole: Tensor, dim: int) -> Callable[[], Tensor]:
+        """Begin to sum and scatter; the function that is returned waits for the end and gives the result."""
         if self.size == 1:
-            return whole
+            return lambda: whole
         parts = whole.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
         local = torch.empty_like(parts[0])
-        self.wait(reduce_scatter_single(local.view(-1), parts.view(-1), group=self.group, async_op=True), "reduce-scatter")
-        return local
+        work = reduce_scatter_single(local.view(-1), parts.view(-1), group=self.group, async_op=True)
+
+        def end() -> Tensor:
+            self.wait(work, "reduce-scatter")
+            return local
+
+        return end
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """The sum (or another `op`) of the tensors of all ranks, in place."""

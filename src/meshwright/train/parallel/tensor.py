@@ -1,8 +1,9 @@
 """Tensor parallelism with sequence parallelism: matrices are split by heads, by the width of the MLP and by the vocabulary.
 
 Between blocks each rank holds a part of the sequence, so that norms and residuals are not computed twice. A block gathers the sequence
-before its products and scatters the partial sums after them. The loss is computed on the split vocabulary: ranks exchange three numbers per
-token, and never the logits. (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.)
+before its products and scatters the partial sums after them. For the backward pass it keeps its own part of a gathered input and gathers
+the others again, behind the product that gives the gradient of the input. The loss is computed on the split vocabulary: ranks exchange
+three numbers per token, and never the logits. (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
+from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
@@ -44,10 +46,11 @@ def copies_of(name: str, key_copies: int) -> int:
     return key_copies if name.endswith(COPIED) else 1
 
 
-def split(chunk: Transformer, axis: Axis) -> None:
+def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None:
     """Split the parameters of `chunk` (still without storage) for this rank, and connect the axis to its ports.
 
-    If there are more ranks than key-value heads, several ranks hold the same head, each for its own queries.
+    If there are more ranks than key-value heads, several ranks hold the same head, each for its own queries. With `keeps_inputs`, gathered
+    inputs of products are kept whole for the backward pass: a layer that is computed again just before it has gathered them again already.
     """
     if axis.size == 1:
         return
@@ -63,17 +66,67 @@ def split(chunk: Transformer, axis: Axis) -> None:
     for module in chunk.modules():
         if isinstance(module, Attention):
             module.heads_per_key //= key_copies
+            module.qkv.multiply = GatheredProduct(axis, keeps=keeps_inputs)
+        elif isinstance(module, MLP):
+            module.into.multiply = GatheredProduct(axis, keeps=keeps_inputs)
         if isinstance(module, Attention | MLP):
-            module.enter, module.leave = _gather(axis), _scatter(axis)
+            module.leave = _scatter(axis)
         elif isinstance(module, Embedding):
             module.look_up, module.share = _VocabularyLookUp(axis), _share(axis)
         elif isinstance(module, Head):
             module.enter, module.summed_loss = _gather(axis), _VocabularyLoss(axis)
 
 
-def _gather(axis: Axis) -> Callable[[Tensor | Made], Tensor]:
-    def gather(x: Tensor | Made) -> Tensor:
-        whole: Tensor = Gather.apply(value_of(x), axis, SEQUENCE)
+class GatheredProduct:
+    """A product of the whole sequence, from this rank's part of it."""
+
+    def __init__(self, axis: Axis, *, keeps: bool) -> None:
+        self.axis, self.keeps = axis, keeps
+
+    def __call__(self, x: Tensor | Made, layer: Linear) -> Tensor:
+        weight = layer.weight.detach() if layer.puts_off else layer.weight
+        out: Tensor = _GatheredProduct.apply(value_of(x), weight, layer, self.axis, self.keeps)
+        return out
+
+
+class _GatheredProduct(torch.autograd.Function):
+    """All-gather and product. In the backward both collectives run behind a product: the input is gathered again behind that of the input's
+    gradient, which is summed and scattered behind that of the weight's."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, weight: Tensor, layer: Linear, axis: Axis, keeps: bool) -> Tensor:
+        whole = axis.all_gather(local, SEQUENCE)
+        out, kept = layer.arithmetic.forward(whole.flatten(0, -2), weight)
+        ctx.save_for_backward(whole if keeps else local, weight, *kept)
+        ctx.layer, ctx.axis, ctx.keeps, ctx.shape = layer, axis, keeps, whole.shape
+        return torch.unflatten(out, 0, whole.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        x, weight, *kept = ctx.saved_tensors
+        layer, axis, keeps = ctx.layer, ctx.axis, ctx.keeps
+
+        def coming() -> Callable[[], Tensor]:
+            return (lambda: x) if keeps else axis.start_all_gather(x, SEQUENCE)
+
+        arrives = coming() if layer.put_off is None else None
+        d_rows, carried = layer.arithmetic.to_input(gradient.flatten(0, -2), weight, tuple(kept))
+        leaves = axis.start_reduce_scatter(d_rows.view(ctx.shape), SEQUENCE)
+
+        def to_weight(whole: Tensor) -> Tensor:
+            d_weight: Tensor = layer.arithmetic.to_weight(carried, whole.flatten(0, -2), tuple(kept))
+            return d_weight
+
+        if arrives is not None:
+            d_weight = to_weight(arrives())
+            return leaves(), d_weight, None, None, None
+        layer.put_off.append(lambda: (layer.weight, to_weight(coming()())))
+        return leaves(), None, None, None, None
+
+
+def _gather(axis: Axis) -> Callable[[Tensor], Tensor]:
+    def gather(x: Tensor) -> Tensor:
+        whole: Tensor = Gather.apply(x, axis, SEQUENCE)
         return whole
 
     return gather
