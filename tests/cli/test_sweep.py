@@ -48,10 +48,18 @@ def test_batches_that_nobody_trained_with_cost_at_least_so_much(capsys):
     assert "16,384 accelerators are more than the 9,216 described" in described and "at 2,048 they are unknown" in batches
 
 
-@pytest.mark.parametrize("gpus", ["", "a,b", "0,8", "-8"])
-def test_bad_sizes_are_refused(capsys, gpus):
+@pytest.mark.parametrize(
+    "gpus, fault",
+    [
+        ("", "cannot read numbers of accelerators"),
+        ("a,b", "cannot read numbers of accelerators"),
+        ("0,8", "0 accelerators cannot train"),
+        ("-8", "-8 accelerators cannot train"),
+    ],
+)
+def test_bad_sizes_are_refused(capsys, gpus, fault):
     assert main(["sweep", *SMALL, "--gpus", gpus]) == 2
-    assert "cannot read numbers of accelerators" in capsys.readouterr().err
+    assert fault in capsys.readouterr().err
 
 
 def test_sizes_that_do_not_spread_or_are_not_described_are_remarked_on(capsys):

@@ -69,6 +69,8 @@ def _sizes(text: str, sets: Iterable[str]) -> list[int]:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1:
+    if sizes and min(sizes) < 1:
+        raise InputError(f"{min(sizes)} accelerators cannot train", where="--gpus", fix="write whole numbers from 1: --gpus 512,1024")
+    if not sizes:
         raise InputError(f"cannot read numbers of accelerators in {text!r}", where="--gpus", fix="write --gpus 512,1024,2048")
     return sizes

@@ -10,7 +10,7 @@ from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.hardware import ROUTINGS, Accelerator
 from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
-from meshwright.describe.workload import Workload
+from meshwright.describe.workload import MOST_IMBALANCE, Workload
 from meshwright.errors import InputError, argument, close_names, nearest
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
 
@@ -131,7 +131,7 @@ def _changed_workload(workload: Workload, key: str, value: str) -> Workload:
     elif name == "num_tokens":
         changes = {name: _number(key, value), "convergence": None}
     elif name == "expert_imbalance":
-        changes = {name: _number(key, value)}
+        changes = {name: _number(key, value, 1.0, MOST_IMBALANCE, "1.3")}
     elif name == "precision":
         recipe(value, where=argument("changes", f"{key}={value}"))
     return replace(workload, **changes)
@@ -173,16 +173,16 @@ def _routing(key: str, value: str) -> str:
     return value
 
 
-def _number(key: str, value: str) -> float:
+def _number(key: str, value: str, low: float = SMALLEST, high: float = LARGEST, example: str = "100") -> float:
     try:
         number = float(value)
     except ValueError:
-        raise InputError(f"{key} is {value!r}, not a number", where=argument("changes"), fix=f"write {key}=100, for example") from None
-    if not SMALLEST <= number <= LARGEST:
+        raise InputError(f"{key} is {value!r}, not a number", where=argument("changes"), fix=f"write {key}={example}, for example") from None
+    if not low <= number <= high:
         raise InputError(
-            f"{key} is {value}, not a number from {SMALLEST:g} to {LARGEST:g}",
+            f"{key} is {value}, not a number from {low:g} to {high:g}",
             where=argument("changes"),
-            fix=f"write {key}=100, for example",
+            fix=f"write {key}={example}, for example",
         )
     return number
 

@@ -128,9 +128,11 @@ def _near(asked: Likeness, fitted: Sequence[Entry], note: str) -> Interval:
     pools = {
         f"{_named(asked)}": _alike(asked),
         f"runs of {ORIGIN[asked.software]}": lambda run: class_of(run["family"][2]) == asked.software,
-        f"{asked.kind} models": lambda run: run["kind"] == asked.kind,
+        JOBS[asked.kind]: lambda run: run["kind"] == asked.kind,
         "all fitted runs": lambda run: True,
     }
+    if asked.kind == "experts":  # dense runs of the same software say less about experts than experts in other software
+        pools = {name: belongs for name, belongs in pools.items() if name != f"runs of {ORIGIN[asked.software]}"}
     return _closest(fitted, pools, "family_out", "whole families left out", "near", note)
 
 
