@@ -348,6 +348,7 @@ def _notes(run: Run) -> list[str]:
         notes.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}{_of_expected(run)}.")
     if run.header.status == "failed":
         notes.append(f"The run failed after step {run.records[-1].step:,}{_of_expected(run)}.")
+        notes.extend(words for event in run.events[-1:] if (words := flight_words(event)))
     if run.header.status == "stopped" and run.header.kind == "trained":
         notes.append(f"The run was stopped after step {run.records[-1].step:,}{_of_expected(run)}.")
     if is_sampled(run):
@@ -364,6 +365,12 @@ def _notes(run: Run) -> list[str]:
     if missing:
         notes.append(f"{missing:,} steps between the first and the last have no record.")
     return notes
+
+
+def flight_words(event: Event) -> str:
+    """What the ranks' flight recorders say about a failure, as a sentence; empty if the event has none."""
+    words = event.detail.get("flight")
+    return f"Calls that had not finished: {words}." if isinstance(words, str) and words else ""
 
 
 def _of_expected(run: Run) -> str:
