@@ -24,6 +24,7 @@ from small_run import EVALUATION, MODEL, Command, Small, events_of, last_step, s
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
 from meshwright.record.flight import read_traces
+from meshwright.record.profile import profile_of
 from meshwright.record.run import read_run
 from meshwright.say.vocabulary import problems
 from meshwright.train.job import TrainingJob
@@ -485,6 +486,24 @@ def test_a_hang_is_ended_and_explained(slow_run: Callable[..., Command], tmp_pat
     assert f": rank 0 had entered it, {missing}" in calls
     assert read_run(run).header.status == "failed"
     assert not session(command.pid)
+
+
+def test_steps_that_are_profiled_say_how_much_communication_is_hidden(plan: Path, unbroken: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "6", "--name", "a", "--no-save", "--trace-from", "3")
+    assert command.wait() == 0, command.err
+    run = tmp_path / "runs" / "a"
+    (event,) = events_of(run, "profile")
+    assert (event["step"], event["first_step"], event["num_steps"], event["num_traced_ranks"]) == (5, 3, 3, 2)
+    assert event["message"] in command.out
+    processes = profile_of(tuple(sorted((run / "traces").iterdir()))).processes
+    assert [process.rank for process in processes] == [0, 1]
+    assert (
+        event["communication_s"] == pytest.approx(sum(process.communication_s for process in processes) / 2)
+        and event["communication_s"] > 0
+    )
+    assert event["hidden_s"] == pytest.approx(sum(process.hidden_s for process in processes) / 2)
+    assert event["overlap_pct"] == pytest.approx(100 * event["hidden_s"] / event["communication_s"])
+    assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)][:6]
 
 
 def test_slow_evaluations_and_saves_are_no_hang(plan: Path, tmp_path: Path) -> None:

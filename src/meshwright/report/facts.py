@@ -101,6 +101,22 @@ class Replica:
     num_steps: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How much communication ran behind compute in the steps that were profiled, as means over the traced ranks."""
+
+    first_step: int
+    last_step: int
+    num_traced_ranks: int
+    communication_s: float
+    hidden_s: float
+
+    @property
+    def overlap_pct(self) -> float | None:
+        """Share of the communication that compute hides, in per cent; None without communication."""
+        return 100 * self.hidden_s / self.communication_s if self.communication_s else None
+
+
 @dataclass(frozen=True, eq=False)
 class RunFacts:
     """A run with everything that is derived from it."""
@@ -224,6 +240,23 @@ class RunFacts:
         return tuple(
             Replica(number=number, num_steps=count) for number, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         )
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """What the last profile of the run found; None if none was made."""
+        for event in reversed(self.run.events):
+            names = ("first_step", "num_traced_ranks", "communication_s", "hidden_s")
+            values = [event_number(event, name) for name in names] if event.kind == "profile" else [None]
+            if None not in values:
+                first, ranks, communication_s, hidden_s = (float(value or 0.0) for value in values)
+                return Overlap(
+                    first_step=int(first),
+                    last_step=event.step,
+                    num_traced_ranks=int(ranks),
+                    communication_s=communication_s,
+                    hidden_s=hidden_s,
+                )
+        return None
 
     @property
     def event_counts(self) -> Mapping[str, int]:

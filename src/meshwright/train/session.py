@@ -43,6 +43,7 @@ from meshwright.train.record.ending import flight_line, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
+from meshwright.train.record.tracer import Tracer
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
@@ -146,7 +147,16 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s, num_ahead=2 if replica.is_late else 0)
         parts = Parts(
-            job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit
+            job=job,
+            replica=replica,
+            corpus=corpus,
+            train=samples,
+            saves=saves,
+            logbook=logbook,
+            watch=watch,
+            stop=stop,
+            limit=limit,
+            tracer=Tracer(job.trace_from, job.last_step, job.folder, mesh) if job.trace_from else None,
         )
         logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
         log.init_stop()
