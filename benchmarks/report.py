@@ -40,7 +40,7 @@ READ = """
 import sys, time
 from pathlib import Path
 started_s = time.perf_counter()
-from meshwright.report.profile import profile_of
+from meshwright.record.profile import profile_of
 profile_of((Path(sys.argv[1]),))
 took_s = time.perf_counter() - started_s
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # getrusage would count the parent before exec

@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from meshwright.report.profile import ProcessTimes, profile_of
+from meshwright.record.profile import ProcessTimes, profile_of
 
 US = 1e-6
 TOLERANCE = 1e-6  # of the window; HTA gives the overlap to 0.01 %

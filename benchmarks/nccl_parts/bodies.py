@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from parity import Steps, run_steps
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
+from meshwright.record.profile import profile_of
 
 
 def plain_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) -> Steps:
@@ -128,16 +131,16 @@ def steady_step(model: Model, workload: Workload, layout: Layout, num_steps: int
     last_launch = max(event.time_range.start for event in events if event.name.startswith("cudaLaunch"))
     in_steps = [event.name for event in events if event.time_range.start < last_launch]  # the profiler itself waits at its end
     waits = {name: in_steps.count(name) for name in WAITS}
-    spans = [(event.time_range.start, event.time_range.end, event.name) for event in events if event.device_type.name == "CUDA"]
-    nccl = [(a, b) for a, b, name in spans if "nccl" in name.lower()]
-    compute = [(a, b) for a, b, name in spans if "nccl" not in name.lower() and "mem" not in name.lower()]
-    hidden = _length(_joined(nccl)) + _length(_joined(compute)) - _length(_joined([*nccl, *compute]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiled.export_chrome_trace(str(path))
+        (process,) = profile_of((path,)).processes
     return {
         "waits": {name: count for name, count in waits.items() if count},
         "store_calls": num_calls,
-        "exchange_ms": round(_length(_joined(nccl)) / 1e3, 2),
-        "compute_ms": round(_length(_joined(compute)) / 1e3, 2),
-        "hidden": round(hidden / max(_length(_joined(nccl)), 1e-9), 3),
+        "exchange_ms": round(process.communication_s * 1e3, 2),
+        "compute_ms": round(process.compute_s * 1e3, 2),
+        "hidden": round((process.overlap_pct or 0.0) / 100, 3),
         "faults": [f"{count} x {name}" for name, count in waits.items() if count and name != "cudaEventSynchronize"]
         + ([f"{num_calls} calls of the store"] if num_calls else []),
     }
@@ -162,18 +165,3 @@ def _store_calls() -> Iterator[list[str]]:
     finally:
         for name, function in kept.items():
             setattr(dist.Store, name, function)
-
-
-def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same stretches of time, each moment once."""
-    joined: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _length(spans: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in spans)

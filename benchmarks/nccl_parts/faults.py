@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -35,6 +36,7 @@ class Fault:
     code: int
     says: str
     status: str
+    calls: str = ""  # what the flight recorders must say, as a pattern: which collective, who had entered it, who had not
     within_s: float = ENDS_WITHIN_S
     before: Callable[..., None] = faults.slow_steps
     with_: tuple[Any, ...] = (SLOW_S,)
@@ -44,13 +46,20 @@ def _signal(number: int, rank: int | None) -> Callable[[Command, list[int]], Non
     return lambda command, ranks: os.kill(command.pid if rank is None else ranks[rank], number)
 
 
+def missing(rank: int) -> str:
+    """The pattern of a sentence that says in which call of which group other ranks wait for this one."""
+    return (
+        rf"calls: [a-z-]+ \d+ of the .*group of ranks [\d, ]+, \w+ \[[\d, ]*\]: ranks? [\d, ]+ had entered it, .*rank {rank} left no trace"
+    )
+
+
 FAULTS = (
-    Fault("none: it starts, trains, evaluates, saves and ends", None, 0, "", "finished", 60.0),
+    Fault("none: it starts, trains, evaluates, saves and ends", None, 0, "", "finished", within_s=60.0),
     Fault("SIGTERM", _signal(signal.SIGTERM, None), 0, "stopped and saved", "stopped"),
-    Fault("rank 2 killed", _signal(signal.SIGKILL, 2), 1, "rank 2 was killed by SIGKILL", "failed"),
-    Fault("rank 0 killed", _signal(signal.SIGKILL, 0), 1, "rank 0 was killed by SIGKILL", "failed"),
-    Fault("rank 2 stopped", _signal(signal.SIGSTOP, 2), EXIT_HUNG, "rank 2 (", "failed"),
-    Fault("NaN on rank 1", None, 1, "is NaN or infinite: first on rank 1", "failed", 60.0, faults.no_number, (1, 3)),
+    Fault("rank 2 killed", _signal(signal.SIGKILL, 2), 1, "rank 2 was killed by SIGKILL", "failed", missing(2)),
+    Fault("rank 0 killed", _signal(signal.SIGKILL, 0), 1, "rank 0 was killed by SIGKILL", "failed", missing(0)),
+    Fault("rank 2 stopped", _signal(signal.SIGSTOP, 2), EXIT_HUNG, "rank 2 (", "failed", missing(2)),
+    Fault("NaN on rank 1", None, 1, "is NaN or infinite: first on rank 1", "failed", "", 60.0, faults.no_number, (1, 3)),
 )
 
 
@@ -94,6 +103,11 @@ def check(fault: Fault, is_gpu: bool) -> dict[str, Any]:
             wrong.append(f"exit status {code}, not {fault.code}: {command.err[-800:]}")
         if fault.says not in command.err:
             wrong.append(f"standard error does not say {fault.says!r}: {command.err[-800:]}")
+        if fault.calls and not re.search(fault.calls, command.err):
+            wrong.append(f"standard error does not match {fault.calls!r}: {command.err[-800:]}")
+        flights = [event.detail["flight"] for event in read_run(run).events if "flight" in event.detail]
+        if (fault.calls and not flights) or any(f"calls: {words}" not in command.err for words in flights):
+            wrong.append(f"the events say {flights} of the calls")
         found = read_run(run).header.status
         if found != fault.status:
             wrong.append(f"the run's status is {found}, not {fault.status}")

@@ -10,11 +10,11 @@ import pytest
 from pages import words
 
 from meshwright.plan.plan import Plan
+from meshwright.record.profile import profile_of
 from meshwright.report.documents import MAX_EVALUATIONS, profile_document, report_document
 from meshwright.report.facts import facts_of_runs
 from meshwright.report.page.run_page import run_page
 from meshwright.report.page.trace_page import trace_page
-from meshwright.report.profile import profile_of
 from meshwright.say.document import Document, Note, Pairs, Table, Text
 from meshwright.say.html import fragment
 from meshwright.say.markdown import escaped, markdown

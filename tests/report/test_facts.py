@@ -11,6 +11,7 @@ from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.plan.plan import Plan, plan_bytes, plan_of
 from meshwright.report.facts import busy_note, facts_of_runs
+from meshwright.report.page.run_sections import events_part
 
 
 def facts(*folders: Path):
@@ -62,6 +63,16 @@ def test_weeks_whose_steps_are_a_sample_count_all_their_steps(make_run, record: 
 def test_a_run_whose_steps_are_all_there_is_no_sample(make_run, record: Plan) -> None:
     (run,) = facts(make_run(kind="simulated", plan=record, batch=1024, times_s=[1.0] * 64, events=[("stopped", 64, 64.0, {})]))
     assert run.notes == () and run.time.samples == 64 * 1024
+
+
+def test_calls_that_had_not_finished_are_shown_with_the_failure(make_run) -> None:
+    words = "all-reduce 9 of the group of ranks 0, 1, float64 [29]: rank 0 had entered it, rank 1 left no trace"
+    folder = make_run(
+        status="failed", events=[("start", 0, 1.0, {}), ("stall", 4, 9.0, {"message": "rank 1 has stopped", "flight": words})]
+    )
+    (run,) = facts(folder)
+    assert f"Calls that had not finished: {words}." in run.notes
+    assert f"rank 1 has stopped. Calls that had not finished: {words}." in events_part(run)
 
 
 def test_memory_is_the_most_that_a_step_recorded(make_run) -> None:

@@ -12,9 +12,11 @@ import pytest
 
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
+from meshwright.record.profile import profile_of
 from meshwright.report.documents import profile_document, report_document
 from meshwright.report.facts import facts_of_runs
-from meshwright.report.profile import profile_of
+from meshwright.report.page.run_page import run_page
+from meshwright.report.tables import step_rows
 from meshwright.report.values import MAX_EVENTS, profile_values, report_values, run_values
 from meshwright.say.vocabulary import problems
 
@@ -33,6 +35,23 @@ def test_a_run_worked_by_hand(make_run, workstation: Plan) -> None:
     assert values["evaluations"] == [{"step": 40, "num_trained_samples": 640, "validation_loss": 4.5, "evaluation_s": 1.0}]
     assert values["is_target_reached"] and values["target_loss"] == 4.6 and values["event_counts"] == {"start": 1, "evaluation": 1}
     assert values["layout"]["dp"] == 8 and values["predicted_step_s"] == workstation.step_s
+
+
+def test_the_share_of_hidden_communication_is_that_of_the_last_profile(make_run) -> None:
+    first = {"first_step": 5, "num_steps": 3, "num_traced_ranks": 4, "communication_s": 0.2, "hidden_s": 0.1, "overlap_pct": 50.0}
+    last = {**first, "first_step": 15, "hidden_s": 0.15, "overlap_pct": 75.0, "message": "75 %"}
+    folder = make_run(events=[("profile", 7, 5.0, first), ("profile", 17, 12.0, last), ("profile", 20, 13.0, {"message": "damaged"})])
+    values = of_one(folder)
+    assert values["overlap"] == {
+        **{"first_step": 15, "last_step": 17, "num_traced_ranks": 4, "communication_s": 0.2, "hidden_s": 0.15},
+        "overlap_pct": pytest.approx(75.0),
+    }
+    (facts,) = facts_of_runs([folder])
+    (row,) = [row for row in step_rows(facts) if row[0] == "hidden communication"]
+    assert row[1:] == ("75.00 %", "of 200 ms a rank in steps 15 to 17, behind compute of the same rank; profile of 4 ranks")
+    assert "75.00 %" in run_page([facts])
+    assert problems(json.loads(json.dumps(report_document([facts]).to_json()))) == []
+    assert "overlap" not in of_one(make_run("other"))
 
 
 def test_without_a_plan_what_only_it_can_say_is_absent(make_run) -> None:

@@ -158,9 +158,9 @@ def lanes_of(layout: Layout, ends_meet: bool = True) -> tuple[list[list[list[int
     """Groups that this rank took part in making for its lanes, in order; the ranks of each lane; and what each neighbour sent in one."""
     made, make = [], _Maker.group
 
-    def noted(self: _Maker, groups: list[list[int]]) -> Any:
+    def noted(self: _Maker, groups: list[list[int]], description: str) -> Any:
         made.append(groups)
-        return make(self, groups)
+        return make(self, groups, description)
 
     before = make_mesh(layout, torch.device("cpu"))  # so that the groups of the axes are not counted
     _Maker.group = noted

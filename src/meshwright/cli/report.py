@@ -29,12 +29,12 @@ def report(
     from meshwright.cli.show import check_format, show
     from meshwright.errors import InputError, printable
     from meshwright.files import check_ending
-    from meshwright.report.chrome_trace import is_trace
+    from meshwright.record.chrome_trace import is_trace
+    from meshwright.record.profile import profile_of
     from meshwright.report.documents import profile_document, report_document
     from meshwright.report.facts import facts_of_runs
     from meshwright.report.page.run_page import write_run_page
     from meshwright.report.page.trace_page import write_trace_page
-    from meshwright.report.profile import profile_of
     from meshwright.say.markdown import markdown
 
     check_format(as_json=as_json, as_markdown=as_markdown)

@@ -72,6 +72,14 @@ def train(
             help="Ranks that share one GPU, to try a layout of many GPUs on few: needs NCCL 2.30 and MPS. Slower than real GPUs.",
         ),
     ] = 1,
+    trace_from: Annotated[
+        int,
+        typer.Option(
+            metavar="STEP",
+            min=0,
+            help="Profile three steps from this one on: traces and the share of communication behind compute; 0: none.",
+        ),
+    ] = 0,
     allow_changed: Annotated[
         list[str] | None,
         typer.Option(

@@ -57,6 +57,7 @@ class Wishes:
     profile: str = ""
     resume_if_exists: bool = False
     ranks_per_gpu: int = 1
+    trace_from: int = 0
     given: frozenset[str] = frozenset()
 
 

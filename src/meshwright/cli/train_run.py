@@ -207,6 +207,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
         may_start_over=wishes.resume_if_exists,
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
+        trace_from=wishes.trace_from,
     )
     return with_budget(job, wishes.budget, wishes.price)
 

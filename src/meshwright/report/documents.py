@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.record.entries import PART_NAMES, PARTS
+from meshwright.record.profile import Profile
 from meshwright.record.run import Run
 from meshwright.report.compare import PartTimes, differences, differing, parts_of, simulated_beside, total_s
 from meshwright.report.facts import RunFacts, facts_of
 from meshwright.report.noise import METHOD
-from meshwright.report.profile import Profile
 from meshwright.report.scaling import KINDS, left_out, scalings
 from meshwright.report.tables import (
     NONE,

@@ -101,6 +101,22 @@ class Replica:
     num_steps: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How much communication ran behind compute in the steps that were profiled, as means over the traced ranks."""
+
+    first_step: int
+    last_step: int
+    num_traced_ranks: int
+    communication_s: float
+    hidden_s: float
+
+    @property
+    def overlap_pct(self) -> float | None:
+        """Share of the communication that compute hides, in per cent; None without communication."""
+        return 100 * self.hidden_s / self.communication_s if self.communication_s else None
+
+
 @dataclass(frozen=True, eq=False)
 class RunFacts:
     """A run with everything that is derived from it."""
@@ -226,6 +242,23 @@ class RunFacts:
         )
 
     @property
+    def overlap(self) -> Overlap | None:
+        """What the last profile of the run found; None if none was made."""
+        for event in reversed(self.run.events):
+            names = ("first_step", "num_traced_ranks", "communication_s", "hidden_s")
+            values = [event_number(event, name) for name in names] if event.kind == "profile" else [None]
+            if None not in values:
+                first, ranks, communication_s, hidden_s = (float(value or 0.0) for value in values)
+                return Overlap(
+                    first_step=int(first),
+                    last_step=event.step,
+                    num_traced_ranks=int(ranks),
+                    communication_s=communication_s,
+                    hidden_s=hidden_s,
+                )
+        return None
+
+    @property
     def event_counts(self) -> Mapping[str, int]:
         """How often each kind of event occurred, in the order of their first occurrence."""
         return Counter(event.kind for event in self.run.events)
@@ -348,6 +381,7 @@ def _notes(run: Run) -> list[str]:
         notes.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}{_of_expected(run)}.")
     if run.header.status == "failed":
         notes.append(f"The run failed after step {run.records[-1].step:,}{_of_expected(run)}.")
+        notes.extend(words for event in run.events[-1:] if (words := flight_words(event)))
     if run.header.status == "stopped" and run.header.kind == "trained":
         notes.append(f"The run was stopped after step {run.records[-1].step:,}{_of_expected(run)}.")
     if is_sampled(run):
@@ -364,6 +398,12 @@ def _notes(run: Run) -> list[str]:
     if missing:
         notes.append(f"{missing:,} steps between the first and the last have no record.")
     return notes
+
+
+def flight_words(event: Event) -> str:
+    """What the ranks' flight recorders say about a failure, as a sentence; empty if the event has none."""
+    words = event.detail.get("flight")
+    return f"Calls that had not finished: {words}." if isinstance(words, str) and words else ""
 
 
 def _of_expected(run: Run) -> str:

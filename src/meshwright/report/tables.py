@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from meshwright.ledger import Ledger
+from meshwright.record.profile import ProcessTimes, Profile, StreamTimes
 from meshwright.report.compare import APART, PartTimes
 from meshwright.report.facts import RunFacts
-from meshwright.report.profile import ProcessTimes, Profile, StreamTimes
 from meshwright.report.scaling import Point
 from meshwright.units import carbon, energy, seconds, si, usd, water
 
@@ -133,6 +133,11 @@ def step_rows(facts: RunFacts) -> Iterator[Line]:
         yield "correlation", f"{noise.correlation_steps:.1f} steps", independent
     else:
         yield "noise floor", "unknown", "too few steady steps"
+    if found := facts.overlap:
+        shown = percent(found.overlap_pct) if found.overlap_pct is not None else "unknown"
+        of = f"of {seconds(found.communication_s)} a rank in steps {found.first_step:,} to {found.last_step:,}"
+        traced = f"profile of {found.num_traced_ranks:,} rank{'s' if found.num_traced_ranks > 1 else ''}"
+        yield "hidden communication", shown, f"{of}, behind compute of the same rank; {traced}"
     yield "steady steps", f"{summary.num_steady_steps:,}", f"of {summary.num_steps:,}; not those after a start, evaluation or checkpoint"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from meshwright.ledger import ledger_values
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import Event
+from meshwright.record.profile import ProcessTimes, Profile
 from meshwright.report.compare import Difference, differences, differing, simulated_beside
-from meshwright.report.facts import Evaluation, RunFacts, WholeJob, predicted_parts_s
+from meshwright.report.facts import Evaluation, Overlap, RunFacts, WholeJob, predicted_parts_s
 from meshwright.report.noise import METHOD
-from meshwright.report.profile import ProcessTimes, Profile
 from meshwright.report.scaling import Point, Scaling, left_out, scalings
 from meshwright.say.forecast import layout_values
 from meshwright.units import KWH
@@ -63,6 +63,7 @@ def run_values(facts: RunFacts, simulated: RunFacts | None = None) -> dict[str, 
         "target_loss": header.target or 0.0,
         "evaluations": [_evaluation(one) for one in facts.evaluations],
         "measured_peak_memory_bytes": facts.measured_memory_bytes,
+        **({"overlap": _overlap(facts.overlap)} if facts.overlap else {}),
         "slowest_replicas": [{"replica": one.number, "num_slowest_steps": one.num_steps} for one in facts.slowest_replicas[:10]],
         "event_counts": dict(facts.event_counts),
         "events": [_event(event) for event in facts.run.events[:MAX_EVENTS]],
@@ -133,6 +134,17 @@ def _steps(facts: RunFacts) -> dict[str, Any]:
 
 def _evaluation(one: Evaluation) -> dict[str, Any]:
     return {"step": one.step, "num_trained_samples": one.samples, "validation_loss": one.loss, "evaluation_s": one.seconds}
+
+
+def _overlap(found: Overlap) -> dict[str, Any]:
+    return {
+        "first_step": found.first_step,
+        "last_step": found.last_step,
+        "num_traced_ranks": found.num_traced_ranks,
+        "communication_s": found.communication_s,
+        "hidden_s": found.hidden_s,
+        "overlap_pct": found.overlap_pct,
+    }
 
 
 def _event(event: Event) -> dict[str, Any]:

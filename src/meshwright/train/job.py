@@ -44,6 +44,7 @@ class TrainingJob:
     prints_json: bool = False  # standard output is used only for the result
     rate: Rate | None = None  # price of an accelerator-hour today; None: not known
     budget: Budget | None = None  # what the run may cost
+    trace_from: int = 0  # the first of a few steps that are profiled; 0: none
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property

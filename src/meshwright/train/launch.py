@@ -46,6 +46,7 @@ class Place:
     num_local_ranks: int  # on this machine
     store: dist.Store
     has_parent: bool = False  # whether one of our processes started the ranks; that process records how they ended
+    asked: Connection | None = None  # from that process: a message says that a rank has failed
 
 
 class ReportedElsewhere(MeshwrightError):
@@ -86,6 +87,7 @@ class _Child:
     rank: int
     process: ForkProcess
     end: Connection
+    ask: Connection  # through which it learns that another rank has failed
     verdict: str = ""  # done, cause or effect; empty: it ended without a message
     message: str = ""
     was_ended: bool = False  # whether this process ended it
@@ -138,6 +140,7 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
         try:
             failed_s = _until_failure(children)
             if failed_s is not None:
+                _tell(children)
                 _collect(children, failed_s + COLLECT_S)
         finally:
             for child in children:
@@ -157,10 +160,14 @@ def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child]
     try:
         for rank in range(num_ranks):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_rank_main, args=(rank, num_ranks, port, theirs, body, os.getpid(), before), daemon=True)
+            asked, ask = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank_main, args=(rank, num_ranks, port, theirs, asked, body, os.getpid(), before), daemon=True
+            )
             process.start()
             theirs.close()
-            children.append(_Child(rank, process, ours))
+            asked.close()
+            children.append(_Child(rank, process, ours, ask))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return dist.TCPStore(LOCALHOST, port, num_ranks, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach())
@@ -200,6 +207,14 @@ def _until_failure(children: list[_Child]) -> float | None:
                 child.ended_first = True
                 return time.monotonic()
     return None
+
+
+def _tell(children: list[_Child]) -> None:
+    """Tell the remaining ranks that one has failed: they write what they wait for."""
+    for child in children:
+        with suppress(OSError):
+            if child.process.is_alive():
+                child.ask.send("failed")
 
 
 def _collect(children: list[_Child], until_s: float) -> None:
@@ -267,7 +282,14 @@ def _summary(message: str) -> str:
 
 
 def _rank_main(
-    rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int, mask: set[signal.Signals]
+    rank: int,
+    num_ranks: int,
+    port: int,
+    end: Connection,
+    asked: Connection,
+    body: Callable[[Place], None],
+    parent: int,
+    mask: set[signal.Signals],
 ) -> None:
     """The life of one rank, from its fork to its end. `mask` has the signals that the parent blocks."""
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -277,7 +299,7 @@ def _rank_main(
     end_with(parent)
     try:
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
-        body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store, has_parent=True))
+        body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store, has_parent=True, asked=asked))
     except MeshwrightError as error:
         end.send(("effect" if isinstance(error, ReportedElsewhere) else "cause", f"meshwright: {error}"))
         _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)

@@ -30,6 +30,7 @@ from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.timing import Moment, between_s
 from meshwright.train.record import measured
 from meshwright.train.record.logbook import Logbook, Step
+from meshwright.train.record.tracer import Tracer
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves
 from meshwright.train.sums import StepResult, Sums
@@ -62,6 +63,7 @@ class Parts:
     watch: Watch
     stop: StopSignal
     limit: Limit = field(default_factory=Limit)
+    tracer: Tracer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +103,20 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
         garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
         begun = timer.moment()
         while progress.step < last:
+            if parts.tracer:
+                parts.tracer.before(progress.step + 1)
             taken = _step(parts, progress, batches, begun)
             unseen.append(taken)
             begun = taken.ended
             evaluates = workload.is_evaluated_after(progress.step, last)
-            pauses = evaluates or parts.saves.is_due(progress.step) or progress.step == last or not replica.is_late
+            traced = parts.tracer is not None and parts.tracer.ends_with(progress.step)
+            pauses = traced or evaluates or parts.saves.is_due(progress.step) or progress.step == last or not replica.is_late
             results = [_look(parts, unseen.popleft(), spikes) for _ in range(len(unseen) - (not pauses))]
             garbage.step()
             if any(result.stops or result.saves for result in results):
                 results += [_look(parts, unseen.popleft(), spikes) for _ in range(len(unseen))]
+            if traced:
+                _end_trace(parts, progress)
             stops, saves = any(result.stops for result in results), any(result.saves for result in results)
             if stops and progress.step < last:  # a run that has taken its last step ends as it would have
                 status = "stopped"
@@ -126,6 +133,16 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
                 begun = timer.moment()  # what lies between two steps belongs to neither
     logbook.flush()
     return status
+
+
+def _end_trace(parts: Parts, progress: Progress) -> None:
+    """Write the traces, and record how much communication ran behind compute."""
+    assert parts.tracer is not None
+    parts.logbook.flush()
+    with parts.watch.allow(EVALUATION_PATIENCE_S, "writing a profile"):
+        found = parts.tracer.finish()
+    if found is not None:
+        parts.logbook.overlap(progress, found)
 
 
 def _step(parts: Parts, progress: Progress, batches: Prefetcher, begun: Moment) -> Taken:

@@ -19,6 +19,7 @@ from meshwright.describe.this_machine import processor_name
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.record.entries import Event
+from meshwright.record.flight import remove_traces
 from meshwright.record.header import RunHeader
 from meshwright.record.lock import RunLock
 from meshwright.record.run import read_run
@@ -27,6 +28,7 @@ from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
 from meshwright.train.health.limit import Limit
+from meshwright.train.health.recorder import Recorder, keep_calls
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
@@ -37,10 +39,11 @@ from meshwright.train.loop import NotFinite, Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
-from meshwright.train.record.ending import opened, record_end
+from meshwright.train.record.ending import flight_line, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
+from meshwright.train.record.tracer import Tracer
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
@@ -50,6 +53,7 @@ BY_SIGNAL = "asked to stop by a signal"
 # Work of different streams waits for one another where they share a queue of the GPU: a stage's receive must not wait for its send. The
 # driver makes 8 of them unless told otherwise, and a rank has a stream for each communicator beside its own.
 ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
 
@@ -58,6 +62,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     stop, begun_s = StopSignal(), time.monotonic()
     device = torch.device("cuda", place.local_rank // job.ranks_per_gpu) if is_gpu else torch.device("cpu")
     _claim(device, place, shares_gpu=job.ranks_per_gpu > 1)
+    keep_calls(os.environ)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=place.store,
@@ -67,24 +72,29 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
         device_id=device if is_gpu else None,
     )
     marks, is_open = Marks(), threading.Event()
+    recorder = Recorder(place.rank, place.num_ranks, job.folder, is_open, marks)
+    if place.asked:
+        recorder.write_when_asked(place.asked)
     layout = job.plan.layout
     watch = Watch(
         marks,
         place.store,
         place.rank,
         place.num_ranks,
-        _reporter(job, is_open),
+        _reporter(job, recorder),
         timeout_s=job.stall_timeout_s,
         start_allowance_s=START_PATIENCE_S,
         place=places(layout.coordinate),
+        witness=recorder.write,
     )
     watch.start()
     try:
         model = job.plan.model
         ends_meet = layout.vp > 1 or model.tied_embeddings
         mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
+        recorder.groups = mesh.made
         with _locked(job, place):
-            _train(job, mesh, watch, stop, place, begun_s, is_open)
+            _train(job, mesh, watch, stop, place, begun_s, recorder)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -104,11 +114,12 @@ def _claim(device: torch.device, place: Place, *, shares_gpu: bool = False) -> N
         torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
-def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, is_open: threading.Event) -> None:
+def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, recorder: Recorder) -> None:
     """The run from opening its folder to its end.
 
-    `is_open` is set once the folder belongs to this run and not to another run of that name.
+    The recorder's `is_open` is set once the folder belongs to this run and not to another run of that name.
     """
+    is_open = recorder.is_open
     corpus = check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
@@ -116,7 +127,7 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
     writer = None if job.resume else _opened(place, "folder", lambda: _open_run(job, machine))
     if not job.resume:
         is_open.set()
-    with _recorded(job, place, is_open):
+    with _recorded(job, place, recorder):
         log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(samples), machine))
         log.init_start()
         replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
@@ -136,7 +147,16 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s, num_ahead=2 if replica.is_late else 0)
         parts = Parts(
-            job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit
+            job=job,
+            replica=replica,
+            corpus=corpus,
+            train=samples,
+            saves=saves,
+            logbook=logbook,
+            watch=watch,
+            stop=stop,
+            limit=limit,
+            tracer=Tracer(job.trace_from, job.last_step, job.folder, mesh) if job.trace_from else None,
         )
         logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
         log.init_stop()
@@ -171,16 +191,23 @@ def _steps(parts: Parts, progress: Progress, place: Place, *, owes: bool) -> Non
 
 
 @contextmanager
-def _recorded(job: TrainingJob, place: Place, is_open: threading.Event) -> Iterator[None]:
-    """Record a failure inside the block, if no parent process will and the folder is ours: an event with this rank, and the status."""
+def _recorded(job: TrainingJob, place: Place, recorder: Recorder) -> Iterator[None]:
+    """Record a failure inside the block, if no parent process will and the folder is ours: an event with this rank, and the status.
+
+    What the rank waits for is written in any case, if something unforeseen failed.
+    """
     try:
         yield
     except BaseException as error:
+        if not isinstance(error, MeshwrightError):
+            recorder.write_after_error()
         is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
-        if is_open.is_set() and not place.has_parent and not is_reported:
+        if recorder.is_open.is_set() and not place.has_parent and not is_reported:
             is_cause, message = explain_failure(error, place.rank)
             what = f"{type(error).__name__}: {error}" if isinstance(error, MeshwrightError) else message.removeprefix("meshwright: ")
-            record_end(job.folder, "exception" if is_cause else "connection", place.rank, what.partition("\n")[0])
+            words = "" if isinstance(error, MeshwrightError) else recorder.words(range(place.num_ranks), TRACES_S)
+            detail = {"flight": words} if words else {}
+            record_end(job.folder, "exception" if is_cause else "connection", place.rank, what.partition("\n")[0], **detail)
         raise
 
 
@@ -263,6 +290,7 @@ def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWr
 
     def open_it() -> str:
         writers.append(open_run())
+        remove_traces(writers[0].folder)
         opened(place.store)
         return str(writers[0].folder)
 
@@ -299,14 +327,17 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
-def _reporter(job: TrainingJob, is_open: threading.Event) -> Callable[[Diagnosis], None]:
-    """What the watchdog does with its diagnosis: write it to the events and to standard error."""
+def _reporter(job: TrainingJob, recorder: Recorder) -> Callable[[Diagnosis], None]:
+    """What the watchdog does with its diagnosis: write it to the events and to standard error, with what the flight recorders say."""
 
     def report(found: Diagnosis) -> None:
+        words = ""
         with suppress(MeshwrightError, OSError):  # the message must be printed even if the event cannot be written
-            if is_open.is_set():
-                append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail={"message": found.text}))
+            words = recorder.words((*found.waiting, *found.culprits), TRACES_S)
+            if recorder.is_open.is_set():
+                detail = {"message": found.text, **({"flight": words} if words else {})}
+                append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail=detail))
                 set_status(job.folder, "failed")
-        print(f"meshwright: {found.text}", file=sys.stderr, flush=True)
+        print(f"meshwright: {found.text}{flight_line(words)}", file=sys.stderr, flush=True)
 
     return report

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.plan.plan import Plan
+from meshwright.record.profile import profile_of
 from meshwright.report.page.trace_page import trace_page
-from meshwright.report.profile import profile_of
 
 EVIL = "<script>alert(1)<_script>"
 EVENTS = (

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pages import check_alone, words
 
+from meshwright.record.profile import Profile, profile_of
 from meshwright.report.documents import profile_document
 from meshwright.report.page.trace_page import MAX_STRIPS, trace_page
-from meshwright.report.profile import Profile, profile_of
 from meshwright.say.markdown import markdown
 
 EVIL = "<script>alert(1)<_script>"

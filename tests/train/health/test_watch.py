@@ -208,6 +208,39 @@ def test_the_limit_is_restored_after_an_allowance(store: dist.TCPStore) -> None:
     assert (watch.patience.limit_s(), watch.marks.doing) == (10.0, "the time between steps")
 
 
+def test_every_rank_writes_what_it_knows_before_the_report_and_leaves_after_it(store: dist.TCPStore) -> None:
+    """Ranks 0 and 1 wait for rank 2, which has not reported for long; rank 0 reads, rank 1 hears of it and stays until it is told."""
+    order = list[str]()
+    watches = [
+        Watch(
+            Marks(),
+            store,
+            rank,
+            3,
+            report=lambda found: order.append("report"),
+            timeout_s=5.0,
+            beat_s=0.01,
+            witness=lambda rank=rank: order.append(f"witness {rank}"),
+            end=lambda code, rank=rank: order.append(f"end {rank}"),
+        )
+        for rank in range(3)
+    ]
+    for watch in watches:
+        watch.patience.step(0.1)
+        watch.marks.enter("all-reduce", "dp", range(3))
+        watch.beat(0.0)
+    reader, other = watches[:2]
+    for watch in (reader, other):
+        watch.patience.idle_s, watch.patience.timeout_s = 4.9, 5.0
+    reader._look(0.0)  # takes the lease, and sees everyone
+    reader.patience.idle_s = other.patience.idle_s = 6.0
+    for rank in (0, 1):
+        watches[rank]._publish()
+    reader._look(9.0)
+    other._look(9.0)
+    assert order == ["witness 0", "report", "end 0", "witness 1", "end 1"]
+
+
 def a_rank_that_trains(rank: int, num_ranks: int, port: int, folder: Path, fault: str) -> None:
     """Steps with a barrier each; rank 2 goes wrong in its fourth, and before "sleep" saves for longer than the timeout."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=200))

@@ -9,7 +9,7 @@ from meshwright.ledger import Rate
 from meshwright.predict.placement import ranks_of
 from meshwright.record.entries import PART_NAMES, Event
 from meshwright.report.compare import PartTimes, parts_of, total_s
-from meshwright.report.facts import RunFacts
+from meshwright.report.facts import RunFacts, flight_words
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.markup import Child, Html, joined, legend, swatch, table, tag
@@ -258,7 +258,7 @@ def events_part(facts: RunFacts) -> Html:
     """The events as lanes over time, and a list of those that are not routine."""
     if not facts.run.events:
         return tag("p", "No event is recorded.", class_="soft")
-    notable = [event for event in facts.run.events if event.kind not in QUIET]
+    notable = [event for event in facts.run.events if event.kind not in QUIET or "flight" in event.detail]
     rows = [(seconds(event.time_s), f"{event.step:,}", event.kind.replace("_", " "), _detail(event)) for event in notable[:MAX_LISTED]]
     left = len(notable) - len(rows)
     caption = f"The first {len(rows)} of {len(notable):,}; events.jsonl has them all" if left > 0 else ""
@@ -269,7 +269,7 @@ def events_part(facts: RunFacts) -> Html:
 def _detail(event: Event) -> str:
     text = event.detail.get("message")  # the key that the trainer writes
     if isinstance(text, str):
-        return text
+        return f"{text}. {calls}" if (calls := flight_words(event)) else text
     return ", ".join(_named(key, value) for key, value in event.detail.items())
 
 

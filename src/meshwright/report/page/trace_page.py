@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.report.intervals import Union
+from meshwright.record.intervals import Union
+from meshwright.record.profile import ProcessTimes, Profile
 from meshwright.report.page.axes import ticks
 from meshwright.report.page.bars import bar
 from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, joined, legend, number, swatch, table, tag
 from meshwright.report.page.run_charts import stacked
 from meshwright.report.page.shell import document, note_list, section, tile, write_page
-from meshwright.report.profile import ProcessTimes, Profile
 from meshwright.report.tables import PROCESS_COLUMNS, STREAM_COLUMNS, process_rows, stream_row
 from meshwright.units import seconds
 

@@ -38,6 +38,8 @@ DEAD_SHARE = 0.5  # share of the limit without a report after which a rank count
 DEAD_BEATS = 5  # and never after fewer reports than these, because a busy machine delays them
 LEASE_BEATS = 3  # so long without a sign of the reader, and another rank reads in its place
 READER, OVER = "reader", "over"  # the key that names the reader; what it holds once the run is ended
+TOLD = "told"  # a key that is set once the diagnosis is written
+WITNESS_BEATS = 3  # so long other ranks may take to write what they wait for
 MOST_RANKS = 10**7
 AXIS_NAMES = {"tp": "tensor-parallel", "cp": "context-parallel", "pp": "pipeline", "dp": "data-parallel", "ep": "expert-parallel"}
 
@@ -257,7 +259,10 @@ def _key(rank: int) -> str:
 
 
 class Watch:
-    """One rank's watchdog. `report` is called with the diagnosis, on one rank only, before every rank ends."""
+    """One rank's watchdog. `report` is called with the diagnosis, on one rank only, before every rank ends.
+
+    `witness` is called before that, on every rank: it writes what the rank knows of the hang where `report` can read it.
+    """
 
     def __init__(
         self,
@@ -271,9 +276,10 @@ class Watch:
         start_allowance_s: float = 300.0,
         beat_s: float = BEAT_S,
         place: Callable[[int], str] | None = None,
+        witness: Callable[[], None] | None = None,
         end: Callable[[int], Any] = os._exit,
     ) -> None:
-        self.marks, self.rank, self.report, self.place, self.end = marks, rank, report, place, end
+        self.marks, self.rank, self.report, self.place, self.witness, self.end = marks, rank, report, place, witness, end
         self.patience = Patience(timeout_s, start_allowance_s, beat_s)
         own = store.clone()  # type: ignore[attr-defined]  # torch has it and its types do not; a slow answer never holds up the main thread
         self.store = dist.PrefixStore("watch", own)
@@ -379,7 +385,7 @@ class Watch:
         mine = f"{self.rank} {self._beat}"
         found = self.store.get(READER).decode() if self.store.check([READER]) else ""
         if found == OVER:
-            self._leave()
+            self._testify()
             return False
         if found.partition(" ")[0] == str(self.rank):
             self.store.set(READER, mine)
@@ -399,14 +405,29 @@ class Watch:
         return Diagnosis(text, (), (self.rank,) if state.waits else (), state.step)
 
     def _end(self, found: Diagnosis) -> None:
-        """Report, tell the others, keep the store for a moment so that they hear of it, and end the process."""
+        """Tell the others, report, keep the store for a moment so that they hear of it, and end the process."""
         try:
-            self.report(found)
-        finally:
             with suppress(RuntimeError):  # where the store is gone, each rank finds out for itself
                 self.store.set(READER, OVER)
+            if self.witness:
+                self.witness()
+            self.report(found)
+        finally:
+            with suppress(RuntimeError):
+                self.store.set(TOLD, "1")
             time.sleep(2 * self.patience.beat_s)
             self._leave()
+
+    def _testify(self) -> None:
+        """Write what this rank knows, stay until the reader has written its report, and end the process.
+
+        A launcher ends all ranks as soon as one has ended, so none may end before the report is written.
+        """
+        if self.witness:
+            self.witness()
+            with suppress(RuntimeError):
+                self.store.wait([TOLD], timedelta(seconds=(WITNESS_BEATS + 1) * self.patience.beat_s))
+        self._leave()
 
     def _leave(self) -> None:
         for stream in (sys.stdout, sys.stderr):

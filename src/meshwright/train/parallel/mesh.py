@@ -112,10 +112,10 @@ def make_mesh(
     axes = {name: maker.axis(name, maker.along(name)) for name in ("tp", "cp")}
     axes["pp"] = maker.axis("pp", maker.along("pp"), exchanges=not makes_lanes)
     axes["dp"] = maker.axis("dp", maker.along("dp"), exchanges=False)  # `replicate` and `shard` do
-    axes["replicate"] = maker.axis("dp", replicas.transpose(1, 2).reshape(-1, replicas.shape[1]).tolist())
-    axes["shard"] = maker.axis("dp", replicas.reshape(-1, replicas.shape[2]).tolist())
+    axes["replicate"] = maker.axis("dp", replicas.transpose(1, 2).reshape(-1, replicas.shape[1]).tolist(), what="copies of a shard")
+    axes["shard"] = maker.axis("dp", replicas.reshape(-1, replicas.shape[2]).tolist(), what="shards" if layout.zero_stage else "")
     lanes = maker.lanes(ends_meet) if makes_lanes else {}
-    same_keys = maker.axis("tp", same_key_groups(layout, key_copies)) if key_copies > 1 else None
+    same_keys = maker.axis("tp", same_key_groups(layout, key_copies), what="same keys") if key_copies > 1 else None
     return Mesh(
         layout=layout,
         device=device,
@@ -144,24 +144,24 @@ class _Maker:
         groups: list[list[int]] = rank_grid(self.layout).movedim(names.index(axis), -1).reshape(-1, getattr(self.layout, axis)).tolist()
         return groups
 
-    def axis(self, name: str, groups: Sequence[Sequence[int]], *, exchanges: bool = True) -> Axis:
+    def axis(self, name: str, groups: Sequence[Sequence[int]], *, exchanges: bool = True, what: str = "") -> Axis:
         """This rank's axis, from disjoint groups that contain all ranks; with a process group if there is something to exchange."""
         own = sorted(next(group for group in groups if self.rank in group))  # as torch orders them
-        group = self.group(groups) if exchanges and len(own) > 1 else None
+        group = self.group(groups, f"{name} {what}".strip()) if exchanges and len(own) > 1 else None
         return Axis(
             name=name, ranks=tuple(own), index=own.index(self.rank), group=group, timer=self.timer, marks=self.marks, device=self.device
         )
 
-    def group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-        """This rank's group among disjoint groups; None if it is in none of them.
+    def group(self, groups: Sequence[Sequence[int]], description: str) -> dist.ProcessGroup | None:
+        """This rank's group among disjoint groups; None if it is in none of them. Its description is what a failure's report calls it.
 
         If the default group is bound to GPUs, torch makes a group by splitting its NCCL communicator, and all ranks take part in a split.
         If a rank made only its own groups, its split would be matched with a different split of other ranks.
         """
         if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
-            made = dist.split_group(split_ranks=[sorted(group) for group in groups])
+            made = dist.split_group(split_ranks=[sorted(group) for group in groups], group_desc=description)
         else:
-            all_made = [dist.new_group(list(group)) for group in groups]
+            all_made = [dist.new_group(list(group), group_desc=description) for group in groups]
             made = next((each for each, group in zip(all_made, groups, strict=True) if self.rank in group), None)
         if made is not None:
             self.made.append(made)
@@ -176,8 +176,8 @@ class _Maker:
         stage, found = self.layout.coordinate(self.rank)["pp"], {}
         for pairs in lane_rounds(self.layout.pp, ends_meet):
             mine = next((pair for pair in pairs if stage in pair), None)
-            for lane in (mine, mine and mine[::-1]):
-                group = self.group(_world_groups(self.layout, pairs))
+            for lane, direction in ((mine, "next"), (mine and mine[::-1], "previous")):
+                group = self.group(_world_groups(self.layout, pairs), f"pp to the {direction} stage")
                 if lane is not None:
                     assert group is not None, "a stage of a pair is in its group"
                     found[lane] = group

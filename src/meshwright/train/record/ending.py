@@ -7,6 +7,7 @@ launcher, one of the remaining ranks does.
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.record.entries import Event
+from meshwright.record.flight import in_words, read_traces
 from meshwright.record.header import RUNNING, read_header
 from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_status
 from meshwright.train.launch import Failure
@@ -33,8 +35,16 @@ def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
     with suppress(RuntimeError):
         was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name can be used again
         if store.check([OPENED]) and not was_refused:
-            detail = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
+            detail: dict[str, Any] = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
+            if failure.reason not in ("hang", "input", "interrupt") and (words := in_words(read_traces(folder))):
+                detail["flight"] = words
+                print(flight_line(words).lstrip("\n"), file=sys.stderr)
             record_end(folder, failure.reason, failure.rank, failure.message, **detail)
+
+
+def flight_line(words: str) -> str:
+    """What the flight recorders say as a line below an error; empty if they say nothing."""
+    return f"\n  calls: {words}" if words else ""
 
 
 def record_end(folder: Path, reason: str, rank: int | None, message: str, **detail: Any) -> None:

@@ -30,6 +30,7 @@ from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
 from meshwright.train.record.screen import Screen
+from meshwright.train.record.tracer import TRACES, Overlap
 from meshwright.train.sums import StepResult
 from meshwright.units import per_cent, seconds
 
@@ -145,6 +146,13 @@ class Logbook:
         self.event("evaluation", progress, loss=loss, num_tokens=num_tokens, seconds=took_s, samples=progress.samples)
         if self.live:
             self.live.evaluation(progress, loss)
+
+    def overlap(self, progress: Counts, found: Overlap) -> None:
+        """Record how much communication of the traced steps ran behind compute."""
+        detail = found.detail()
+        self.event("profile", progress, **detail)
+        if self.live:
+            self.live.say(f"profile: {detail['message']}; the traces are in {self.job.folder / TRACES}")
 
     def saves(self, progress: Counts, reports: Sequence[SaveReport]) -> None:
         """Record the checkpoints that were completed, or failed, since the last step."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.report.intervals import Union
+from meshwright.record.intervals import Union
 
 
 def union(*intervals: tuple[float, float]) -> Union:

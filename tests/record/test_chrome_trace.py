@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.report import chrome_trace
-from meshwright.report.chrome_trace import Kind, kind_of, read_trace
+from meshwright.record import chrome_trace
+from meshwright.record.chrome_trace import Kind, kind_of, read_trace
 
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10.0, "dur": 5.0, "args": {"stream": 7}}
 REDUCE = {**KERNEL, "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "tid": 20, "ts": 12.0}

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.report.chrome_trace import ChromeTrace, Kind, Lane, read_trace
-from meshwright.report.intervals import Union
+from meshwright.record.chrome_trace import ChromeTrace, Kind, Lane, read_trace
+from meshwright.record.intervals import Union
 
 MAX_COLLECTIVES = 12  # by name, the most exposed first
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.report.profile import profile_of
+from meshwright.record.profile import profile_of
 
 H200 = Path(__file__).parents[1] / "fixtures" / "profile_of_an_h200.json.gz"
 US = 1e-6
