@@ -177,7 +177,9 @@ def _number(key: str, value: str, low: float = SMALLEST, high: float = LARGEST, 
     try:
         number = float(value)
     except ValueError:
-        raise InputError(f"{key} is {value!r}, not a number", where=argument("changes"), fix=f"write {key}={example}, for example") from None
+        raise InputError(
+            f"{key} is {value!r}, not a number", where=argument("changes"), fix=f"write {key}={example}, for example"
+        ) from None
     if not low <= number <= high:
         raise InputError(
             f"{key} is {value}, not a number from {low:g} to {high:g}",
