@@ -70,7 +70,7 @@ def test_ranks_beyond_the_key_value_heads_hold_copies(tp: int, starts: list[int]
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=lambda model: model.name)
 @pytest.mark.parametrize("precision", ["fp32", "fp8-current"])
 def test_a_rank_keeps_its_part_of_hidden_states_and_none_of_the_others(model, precision: str, pools: Pools) -> None:
-    model = replace(model, ffn_hidden=96, head_dim=6)  # no half of a layer's width is that of hidden states
+    model = replace(model, ffn_hidden=96, head_dim=16)  # no half of a layer's width is that of hidden states
     workload, tokens, hidden = replace(WORKLOAD, precision=precision), WORKLOAD.seq_len, model.hidden
     for kept in pools.of(2).run(kept_in_forward, model, workload, parse_layout("tp=2,mbs=2")):
         assert not {(2, tokens, hidden), (2 * tokens, hidden)} & kept.keys()
