@@ -109,10 +109,12 @@ def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh) -> list[Mi
     return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)
 
 
-def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) -> Steps:
-    """Take steps on this rank; gradients come back as (name, shape, start, values) pieces of this rank."""
+def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int, tries: bool = False) -> Steps:
+    """Take steps on this rank, after a trial of its chunks if `tries`; gradients are (name, shape, start, values) pieces of this rank."""
     found = Steps([], [], {"pieces": []})
     with replica_of(model, workload, layout) as (replica, mesh):
+        if tries:
+            replica.try_chunks(batch_of(1, model, workload, mesh)[0])
         for step in range(num_steps):
             result = replica.gradients(batch_of(step, model, workload, mesh))
             if step == 0:

@@ -76,6 +76,7 @@ class Replica:
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
+        self._owes_trial = mesh.device.type == "cuda" and layout.pp > 1
         self.is_late = self.optimizer.scales_on_device  # whether results of a step are read while the next one runs
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)  # on the device: a step gave no numbers
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
@@ -105,6 +106,7 @@ class Replica:
 
     def _launched(self, batch: Sequence[MicroBatch]) -> Sums:
         """Forward and backward of one batch, and the sums of it under way."""
+        self._pay_trial(batch)
         for data in self.data:
             data.start()
         nominal = self.workload.tokens_per_step
@@ -115,6 +117,30 @@ class Replica:
         self._add_across_tied_ends()
         squares = square_sum(self.shards, self.mesh.tp.index)
         return self._sent(losses, batch, squares, self._own_squares(squares))
+
+    def _pay_trial(self, batch: Sequence[MicroBatch]) -> None:
+        if self._owes_trial and batch:
+            self._owes_trial = False
+            self.try_chunks(batch[0])
+
+    def try_chunks(self, micro_batch: MicroBatch) -> None:
+        """Run every chunk once by itself and drop its gradients: stages on GPUs need this before their first message.
+
+        CUDA loads a kernel when it is first called, and may wait meanwhile for all that runs on the GPU. A receive runs until its message
+        comes, so two stages that each load a kernel and wait for the other would wait for ever. What is compiled is compiled here, too.
+        """
+        for chunk, data in enumerate(self.data):
+            data.ready()
+            if isinstance(data, DataParallel):
+                data.takes = False
+            # A backward of fully sharded weights would sum gradients over the replicas: its kernels are loaded with the first step.
+            self.stage.try_chunk(chunk, micro_batch, backward=not isinstance(data, FullySharded))
+            if isinstance(data, DataParallel):
+                data.takes = True
+            elif isinstance(data, Alone):
+                data.forget()
+        if self.mesh.device.type == "cuda":
+            torch.cuda.synchronize(self.mesh.device)
 
     def _sent(self, losses: Sequence[Tensor], batch: Sequence[MicroBatch], squares: Tensor, own_squares: Tensor) -> Sums:
         rider, self.rider = self.rider, None
@@ -136,6 +162,7 @@ class Replica:
 
     def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and tokens of micro-batches, over all ranks, without training."""
+        self._pay_trial(batch)
         losses = self.stage.evaluate(batch, self._before)
         nothing = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         loss, tokens, *_ = self._sent(losses, batch, nothing, nothing).values()

@@ -53,6 +53,9 @@ BY_SIGNAL = "asked to stop by a signal"
 # Work of different streams waits for one another where they share a queue of the GPU: a stage's receive must not wait for its send. The
 # driver makes 8 of them unless told otherwise, and a rank has a stream for each communicator beside its own.
 ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# Kernels are loaded at the start, not when they are first called: loading one may wait for a receive that waits for another stage. For most
+# layouts `Replica.try_chunks` loads them in time; fully sharded weights cannot be tried backward without their replicas.
+LOADED_KERNELS = ("CUDA_MODULE_LOADING", "EAGER")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
@@ -61,6 +64,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     """Train on this rank until the run is over."""
     stop, begun_s = StopSignal(), time.monotonic()
     device = torch.device("cuda", place.local_rank // job.ranks_per_gpu) if is_gpu else torch.device("cpu")
+    if is_gpu and job.plan.layout.pp > 1 and job.plan.layout.zero_stage == 3:
+        os.environ.setdefault(*LOADED_KERNELS)
     _claim(device, place, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
     dist.init_process_group(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from parity import LLAMA, WORKLOAD, run_evaluations
+from parity import LLAMA, WORKLOAD, joined, run_evaluations, run_steps
 from ranks import Pools
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, schedule_named
@@ -149,3 +149,20 @@ def test_an_evaluation_between_steps_gives_the_loss_of_one_rank(pools: Pools, te
     (wanted,) = pools.of(1).run(run_evaluations, DEEP, WORKLOAD, Layout(micro_batch=1), 4)
     for found in pools.of(layout.num_ranks).run(run_evaluations, DEEP, WORKLOAD, layout, 4):
         assert found == [pytest.approx(one, rel=1e-5) for one in wanted]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pp=2,vp=2,mbs=1",
+        "pp=2,vp=2,schedule=zero-bubble,mbs=1,tp=2",
+        "pp=2,dp=2,zero=2,mbs=1",
+        "pp=2,dp=2,zero=3,mbs=1",
+        "pp=2,dp=2,zero=1",
+    ],
+)
+def test_a_trial_of_all_chunks_before_the_first_step_changes_nothing(pools: Pools, text: str) -> None:
+    layout = parse_layout(text)
+    plain, tried = (joined(pools.of(layout.num_ranks).run(run_steps, DEEP, WORKLOAD, layout, 2, tries)) for tries in (False, True))
+    assert tried.losses == plain.losses and tried.norms == plain.norms
+    assert all(np.array_equal(tried.gradients[name], plain.gradients[name]) for name in plain.gradients)

@@ -62,6 +62,7 @@ class DataParallel:
         self.zero_stage = mesh.layout.zero_stage if mesh.shard.size > 1 else 0
         self.num_contributions = num_micro_batches
         self.overlaps = mesh.layout.overlap_dp
+        self.takes = True  # gradients of a trial are dropped
         self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed, to find the rank of a bad gradient
         cuts = cuts_of(chunk, mesh.tp)
         self.buckets = [
@@ -132,7 +133,8 @@ class DataParallel:
     def _take(self, parameter: nn.Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None, "torch calls this once it has put a gradient there"
-        self.add(parameter, gradient)
+        if self.takes:
+            self.add(parameter, gradient)
 
     def _leave(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket."""

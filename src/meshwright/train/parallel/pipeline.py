@@ -192,6 +192,19 @@ class Stage:
         mail.close()
         return flight.losses
 
+    def try_chunk(self, chunk: int, micro_batch: MicroBatch, *, backward: bool = True) -> None:
+        """Run one chunk by itself, forward and backward, on made-up values in place of a message."""
+        module, is_first = self.chunks[chunk], self.is_first(chunk)
+        self.mesh.marks.do(f"trial of chunk {chunk}")
+        made = torch.zeros(tuple(self.shape), dtype=self.dtype, device=self.mesh.device)
+        with torch.set_grad_enabled(backward):
+            x = micro_batch.tokens if is_first else made.requires_grad_(backward)
+            out = module(x, micro_batch.context, micro_batch.labels)
+        if backward:
+            torch.autograd.backward(out, None if self.is_last(chunk) else torch.zeros_like(out))
+            for compute in self.put_off[chunk].take():
+                compute()
+
     @torch.no_grad()
     def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None]) -> list[Tensor]:
         """The summed loss of each micro-batch, on the stage that computes it; nothing is kept for a backward pass."""
