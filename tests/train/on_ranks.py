@@ -142,13 +142,17 @@ def waits_for_a_slow_rank(model: Model, workload: Workload, layout: Layout, slow
         return {name: float(np.sum(spans)) for name, spans in mesh.timer.take().items()}
 
 
-def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-    """The summed loss as this rank finds it from its part of the vocabulary, and the gradient of `scale` times it for that part."""
-    from meshwright.train.parallel.tensor import _CutCrossEntropy
+def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float, vocab_size: int | None = None) -> tuple[float, np.ndarray]:
+    """The summed loss as this rank finds it from its part of the vocabulary, and the gradient of `scale` times it for that part.
+
+    Logits from `vocab_size` on are padding.
+    """
+    from meshwright.train.parallel.tensor import _CutCrossEntropy, num_entries
 
     mesh = make_mesh(Layout(tp=dist.get_world_size()), torch.device("cpu"))
     part = torch.from_numpy(logits).chunk(mesh.tp.size, dim=-1)[mesh.tp.index].clone().requires_grad_()
-    loss = _CutCrossEntropy.apply(part, torch.from_numpy(labels), mesh.tp)
+    num_here = num_entries(vocab_size or logits.shape[-1], part.shape[-1], mesh.tp)
+    loss = _CutCrossEntropy.apply(part, torch.from_numpy(labels), mesh.tp, num_here)
     (scale * loss).backward()
     mesh.close()
     return loss.item(), part.grad.numpy()

@@ -92,7 +92,7 @@ def experts_saved_bytes(
     return norm + shared + num_active * (kept.input_bytes * hidden + inner * expert_hidden)
 
 
-def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
+def loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
     """Bytes on the last stage at the loss: the larger of the cross-entropy's and the output projection's backward.
 
     `tokens` are those of one context shard. The final norm's input and output are split over `tp`; with tp > 1 the

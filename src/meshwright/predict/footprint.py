@@ -397,9 +397,15 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
     split = cut.dense * shapes.dense_layer_parameters + with_experts * shapes.expert_layer_parameters
     split = split + cut.layers * (shapes.copied(layouts) * shapes.key_value_parameters)
     split = split + cut.is_first * float(model.embedding_parameters) + has_head * float(model.head_parameters)
+    split = split + (cut.is_first + has_head.astype(np.float64)) * _padding_parameters(model, layouts)
     split = split + cut.is_last * float(2 * model.hidden**2 * model.num_prediction_layers)
     whole = cut.layers * shapes.replicated_parameters + with_experts * float(model.router_parameters)
     return split / layouts.tp + whole, with_experts * shapes.routed_parameters / layouts.ep
+
+
+def _padding_parameters(model: Model, layouts: Layouts) -> Column:
+    """Weights that one table has in addition, so that every tensor-parallel rank holds as many entries of the vocabulary as the others."""
+    return np.asarray((-model.vocab_size % layouts.tp) * model.hidden, dtype=np.float64)
 
 
 def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
@@ -429,10 +435,13 @@ def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, c
     ) * shapes.rebuilt_up
     again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
     backward = (tokens / layouts.tp) * (shapes.backward + again)
-    loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, layouts.tp.astype(np.float64), recipe, trained)
+    padding = _padding_parameters(model, layouts)
+    loss = memory.loss_bytes(
+        tokens, model.hidden, model.vocab_size + padding / model.hidden, layouts.tp.astype(np.float64), recipe, trained
+    )
     loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)
     # The whole gradient of the embedding exists before it is added; the activations of its micro-batch are released by then.
-    gradient = recipe.tensor_bytes * model.embedding_parameters * trained / layouts.tp
+    gradient = recipe.tensor_bytes * (model.embedding_parameters + padding) * trained / layouts.tp
     embedding = np.where(cut.is_first, gradient - chunk_bytes, 0.0)
     extra = np.maximum(np.maximum(backward, loss), embedding)
     moment = np.where(extra == backward, 0, np.where(extra == loss, 1, 2))
