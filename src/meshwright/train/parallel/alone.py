@@ -58,6 +58,9 @@ class Alone:
     def ready(self) -> None:
         """Does nothing: there is nothing to wait for."""
 
+    def before_forward(self) -> None:
+        """Does nothing: there is nothing to wait for."""
+
     def forget(self) -> None:
         """Drop the gradients."""
         for parameter, shard in zip(self.parameters, self.shards, strict=True):

@@ -52,6 +52,9 @@ class FullySharded:
     def ready(self) -> None:
         """Does nothing: there is nothing to wait for."""
 
+    def before_forward(self) -> None:
+        """Does nothing: each layer gathers its own weights."""
+
     def forget(self) -> None:
         """Drop the gradients."""
         for shard, parameter in zip(self.shards, self._of_shard, strict=True):
