@@ -240,6 +240,12 @@ def test_ranks_beyond_the_key_value_heads_hold_copies(tp):
     assert middle == own
 
 
+@pytest.mark.parametrize("layout", [Layout(tp=4), Layout(tp=4, pp=2, zero_stage=1), Layout(tp=8, recompute="full")])
+def test_a_vocabulary_that_does_not_divide_is_padded(layout):
+    """A rank holds as many entries as if the vocabulary were the next one that divides: in tables, gradients and logits."""
+    assert stages(replace(DENSE, vocab_size=31_997), WORKLOAD, layout) == stages(DENSE, WORKLOAD, layout)
+
+
 def test_biases_of_copied_heads_are_copied():
     model = replace(DENSE, qkv_biases=True)
     own = stages(replace(model, num_kv_heads=8), WORKLOAD, Layout(tp=8, recompute="full"))

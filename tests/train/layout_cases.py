@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
-from parity import MODELS, SHARED, WORKLOAD
+from parity import MODELS, PADDED, SHARED, WORKLOAD
 
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
@@ -32,7 +32,7 @@ class Case:
     @property
     def shapes(self) -> Model:
         """The model, with as many layers as the pipeline needs."""
-        model = {**MODELS, **SHARED}[self.model]
+        model = {**MODELS, **SHARED, **PADDED}[self.model]
         return replace(model, num_layers=8) if self.layout.pp * self.layout.vp > 6 else model
 
     @property
@@ -132,6 +132,16 @@ COPIES = [
     case("tp=2,dp=2,mbs=2,zero=3,recompute=full,order=dp-tp-cp-pp", "one"),
     case("tp=2,cp=2,mbs=4,cp_kind=ring,zero=1", "one"),
     case("tp=2,cp=2,mbs=4,cp_kind=all-gather,zero=3", "one"),
+]
+PADDINGS = [
+    case("tp=2,mbs=4", "prime"),
+    case("tp=4,mbs=4,recompute=full", "prime-tied"),
+    case("tp=4,mbs=8", "tiny"),
+    case("tp=2,dp=2,mbs=2,zero=0", "prime", packed=False),
+    case("tp=2,dp=2,mbs=2,zero=1,order=dp-tp-cp-pp", "prime-tied"),
+    case("tp=2,dp=2,mbs=2,zero=3", "prime"),
+    case("tp=4,dp=2,mbs=2,zero=3", "tiny"),
+    case("tp=2,pp=2,mbs=2,schedule=zero-bubble", "prime-tied"),
 ]
 SIXTEEN = case("dp=2,pp=2,cp=2,tp=2,vp=2,mbs=2,zero=2", "tied")
 MATRIX = [found for found in matrix() if found not in COVERING]

@@ -128,6 +128,27 @@ def order_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[st
         return ["product" if kind == PRODUCT else kind for group, kind in watch.events if kind == PRODUCT or (group, kind) in reductions]
 
 
+def weights_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[str]:
+    """What happens in the first step after an update, in order: "product", or "weights" for each wait for gathered weights."""
+    wait = Axis.wait
+    with replica_of(model, workload, layout) as (replica, mesh):
+        replica.update(replica.gradients(batch_of(0, model, workload, mesh)), 1e-3)
+        with Watch() as watch:
+
+            def noted(self: Axis, work: dist.Work | None, what: str) -> None:
+                if work is not None and what == "all-gather of weights":
+                    watch.events.append(("", "weights"))
+                wait(self, work, what)
+
+            Axis.wait = noted
+            try:
+                replica.gradients(batch_of(1, model, workload, mesh))
+            finally:
+                Axis.wait = wait
+        waited = [kind for _, kind in watch.events if kind in (PRODUCT, "weights")]
+    return ["product" if kind == PRODUCT else kind for kind in waited]
+
+
 def waits_for_a_slow_rank(model: Model, workload: Workload, layout: Layout, slow_rank: int, sleep_s: float) -> dict[str, float]:
     """Seconds that this rank waits by part of a step in which `slow_rank` sleeps once, in its first layer."""
     with replica_of(model, workload, layout) as (replica, mesh):
@@ -142,13 +163,17 @@ def waits_for_a_slow_rank(model: Model, workload: Workload, layout: Layout, slow
         return {name: float(np.sum(spans)) for name, spans in mesh.timer.take().items()}
 
 
-def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-    """The summed loss as this rank finds it from its part of the vocabulary, and the gradient of `scale` times it for that part."""
-    from meshwright.train.parallel.tensor import _CutCrossEntropy
+def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float, vocab_size: int | None = None) -> tuple[float, np.ndarray]:
+    """The summed loss as this rank finds it from its part of the vocabulary, and the gradient of `scale` times it for that part.
+
+    Logits from `vocab_size` on are padding.
+    """
+    from meshwright.train.parallel.tensor import _CutCrossEntropy, num_entries
 
     mesh = make_mesh(Layout(tp=dist.get_world_size()), torch.device("cpu"))
     part = torch.from_numpy(logits).chunk(mesh.tp.size, dim=-1)[mesh.tp.index].clone().requires_grad_()
-    loss = _CutCrossEntropy.apply(part, torch.from_numpy(labels), mesh.tp)
+    num_here = num_entries(vocab_size or logits.shape[-1], part.shape[-1], mesh.tp)
+    loss = _CutCrossEntropy.apply(part, torch.from_numpy(labels), mesh.tp, num_here)
     (scale * loss).backward()
     mesh.close()
     return loss.item(), part.grad.numpy()

@@ -48,6 +48,12 @@ GPT = Model(
 )
 # More tensor ranks than key-value heads: several ranks hold the same head.
 SHARED = {"few": replace(LLAMA, name="few-heads", num_kv_heads=2), "one": replace(GPT, name="one-head", num_kv_heads=1)}
+# A vocabulary that no tensor degree divides, and one so small that of four ranks the last holds padding alone.
+PADDED = {
+    "prime": replace(LLAMA, name="prime-vocabulary", vocab_size=97),
+    "prime-tied": replace(LLAMA, name="prime-tied", vocab_size=97, tied_embeddings=True),
+    "tiny": replace(GPT, name="tiny-vocabulary", vocab_size=5),
+}
 MODELS = {"llama": LLAMA, "tied": replace(LLAMA, name="tied-llama", tied_embeddings=True), "gpt": GPT}
 WORKLOAD = Workload(name="parity", model="", seq_len=32, global_batch=8, precision="fp32", packed=True)
 TRAINING = Training(learning_rate=1e-3, warmup_samples=16, decay_samples=200, clip_norm=1.0)

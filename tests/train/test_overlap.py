@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from on_ranks import order_of_a_step, waits_for_a_slow_rank
+from on_ranks import order_of_a_step, waits_for_a_slow_rank, weights_of_a_step
 from parity import LLAMA, WORKLOAD
 from ranks import Pools
 
@@ -35,6 +35,31 @@ def test_most_gradients_leave_before_the_backward_ends(pools: Pools) -> None:
         late = [what for what in order[last_product(order) :] if what != "product"]
         assert early and len(early) + len(late) == len([what for what in order if what != "product"])
         assert len(early) >= 3
+
+
+def test_sums_over_groups_that_share_a_state_leave_before_the_backward_ends(pools: Pools) -> None:
+    for text in ("dp=4,zero=1,zero_ranks=2,mbs=2", "dp=4,zero=2,zero_ranks=2,mbs=2"):
+        for order in pools.of(4).run(order_of_a_step, LLAMA, WORKLOAD, parse_layout(text)):
+            across = [i for i, what in enumerate(order) if what == "all-reduce"]
+            within = [i for i, what in enumerate(order) if what == "reduce-scatter"]
+            assert len(across) == len(within) > 2
+            assert len([i for i in across if i < last_product(order)]) >= 2  # each one bucket after its first sum
+
+
+def test_layers_wait_for_their_own_weights_alone(pools: Pools) -> None:
+    for text in ("dp=2,zero=1,mbs=4", "pp=2,dp=2,zero=2,mbs=2"):
+        layout = parse_layout(text)
+        for order in pools.of(layout.num_ranks).run(weights_of_a_step, LLAMA, WORKLOAD, layout):
+            waits = [i for i, what in enumerate(order) if what == "weights"]
+            assert len(waits) > 2
+            assert order[0] == "weights" and order[waits[-1] - 1] == "product"
+            assert "weights" in order[order.index("product") :]
+
+
+def test_without_overlap_weights_are_waited_for_before_the_first_layer(pools: Pools) -> None:
+    for order in pools.of(2).run(weights_of_a_step, LLAMA, WORKLOAD, parse_layout("dp=2,zero=1,mbs=4,overlap_dp=no")):
+        assert "weights" not in order[order.index("product") :]
+        assert order.count("weights") > 2
 
 
 def test_without_overlap_gradients_wait_for_the_end(pools: Pools) -> None:

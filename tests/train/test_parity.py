@@ -25,6 +25,7 @@ from layout_cases import (
     COPIES,
     COVERING,
     MATRIX,
+    PADDINGS,
     SIXTEEN,
     Case,
     factorisations,
@@ -78,6 +79,12 @@ def test_sixteen_ranks_on_four_axes_equal_one_process(pools: Pools, reference: R
 @pytest.mark.parametrize("case", COPIES, ids=str)
 def test_ranks_that_hold_the_same_key_value_head_equal_one_process(case: Case, pools: Pools, reference: Reference) -> None:
     assert differences(*found_and_wanted(case, FEWER_STEPS, pools, reference)) == []
+
+
+@pytest.mark.parametrize("case", PADDINGS, ids=str)
+def test_a_vocabulary_that_does_not_divide_equals_one_process(case: Case, pools: Pools, reference: Reference) -> None:
+    """Gradients are compared as whole tensors, so padding is in none of them; ten steps, so that it would show if padding changed."""
+    assert differences(*found_and_wanted(case, NUM_STEPS, pools, reference)) == []
 
 
 @pytest.mark.long

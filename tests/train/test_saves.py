@@ -89,6 +89,19 @@ def test_a_key_value_head_that_several_ranks_hold_is_saved_once(
     check_pairs(pools, small, tmp_path, replace(MODEL, name="few", num_kv_heads=num_kv_heads, biases=True), layouts)
 
 
+@pytest.mark.parametrize(
+    "is_tied, layouts", [(False, ["tp=4", "tp=2,dp=2,zero=3", "dp=1"]), (True, ["tp=2,pp=2", "tp=2,dp=2,zero=1", "dp=1"])]
+)
+def test_padding_of_the_vocabulary_is_in_no_checkpoint(
+    is_tied: bool, layouts: list[str], pools: Pools, small: Small, tmp_path: Path
+) -> None:
+    model = replace(MODEL, name="padded", vocab_size=515, tied_embeddings=is_tied)
+    check_pairs(pools, small, tmp_path, model, layouts)
+    (saved,) = (tmp_path / "0" / "checkpoints").glob(f"*{NUM_STEPS}")
+    tables = {name: tensor.shape for name, tensor in tensors_of(saved).items() if name.endswith(("embed.weight", "head.weight"))}
+    assert len(tables) == (3 if is_tied else 6) and set(tables.values()) == {(515, MODEL.hidden)}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("model", [MODEL, TIED], ids=lambda model: model.name)
 def test_every_pair_of_ten_layouts(pools: Pools, small: Small, tmp_path: Path, model: Model) -> None:

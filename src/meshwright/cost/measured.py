@@ -187,7 +187,8 @@ def layer_time(shape: Shape, sequences: Any, seq_len: Any, tp: Any, rates: Rates
 def ends_time(shape: Shape, rows: Any, block_rows: Any, tp: Any, rates: Rates) -> tuple[Column, Column]:
     """Seconds of the output projection and the loss, forward and backward, block of rows by block of rows."""
     block = np.minimum(rows, block_rows)
-    forward, given, weight = product_s(block, shape.vocab_size / np.asarray(tp), shape.hidden, rates)
-    loss_s = np.asarray(rows) * shape.vocab_size / tp * LOSS_BYTES / 2 / rates.loss_bytes_per_s
+    columns = np.ceil(shape.vocab_size / np.asarray(tp))  # with padding, where the vocabulary does not divide
+    forward, given, weight = product_s(block, columns, shape.hidden, rates)
+    loss_s = np.asarray(rows) * columns * LOSS_BYTES / 2 / rates.loss_bytes_per_s
     blocks = np.asarray(rows) / block
     return np.asarray(forward * blocks + loss_s), np.asarray((given + weight) * blocks + loss_s)

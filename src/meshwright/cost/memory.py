@@ -96,7 +96,7 @@ def experts_saved_bytes(
     return norm + shared + num_active * (kept.input_bytes * hidden + inner * expert_hidden)
 
 
-def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
+def loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
     """Bytes on the last stage at the loss: the larger of the cross-entropy's and the output projection's backward.
 
     `tokens` are those of one context shard. The final norm's input and output are split over `tp`; with tp > 1 the
@@ -111,7 +111,7 @@ def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kep
     return np.asarray(2 * shard + np.maximum(kept.logit_bytes * logits, projection))
 
 
-def blocked_loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kept: Recipe) -> Column:
+def blocked_loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe) -> Column:
     """Bytes on the last stage at the loss of meshwright's trainer.
 
     Without tensor ranks, logits exist for a block of rows at a time, and the gradients of the final norm's output and of the head are

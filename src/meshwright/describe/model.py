@@ -148,6 +148,11 @@ class Model:
         """How many of `tp` tensor-parallel ranks hold the same key-value head: one, unless there are more ranks than heads."""
         return 1 if self.latent else max(tp // self.num_kv_heads, 1)
 
+    @typed
+    def vocab_rows(self, tp: int) -> int:
+        """Entries of the vocabulary on each of `tp` tensor-parallel ranks. Where they do not divide, the last ones are padding."""
+        return -(-self.vocab_size // tp)
+
     @property
     def attention_matrix_parameters(self) -> int:
         """Weights of one layer's attention matrices."""

@@ -126,8 +126,8 @@ def _inner_degrees(model: Model, workload: Workload, features: Features, fixed: 
 
 
 def _tensor_degrees(model: Model, total: int, features: Features) -> list[int]:
-    """Degrees that divide heads, vocabulary and MLP, and that divide key-value heads or are a multiple of them."""
-    widths = (model.num_heads, model.vocab_size, model.ffn_hidden)
+    """Degrees that divide heads and MLP, and that divide key-value heads or are a multiple of them. A vocabulary is padded."""
+    widths = (model.num_heads, model.ffn_hidden)
     kv = model.num_kv_heads
     return [
         tp

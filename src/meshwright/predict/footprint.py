@@ -405,9 +405,15 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
     split = cut.dense * shapes.dense_layer_parameters + with_experts * shapes.expert_layer_parameters
     split = split + cut.layers * (shapes.copied(layouts) * shapes.key_value_parameters)
     split = split + cut.is_first * float(model.embedding_parameters) + has_head * float(model.head_parameters)
+    split = split + (cut.is_first + has_head.astype(np.float64)) * _padding_parameters(model, layouts)
     split = split + cut.is_last * float(2 * model.hidden**2 * model.num_prediction_layers)
     whole = cut.layers * shapes.replicated_parameters + with_experts * float(model.router_parameters)
     return split / layouts.tp + whole, with_experts * shapes.routed_parameters / layouts.ep
+
+
+def _padding_parameters(model: Model, layouts: Layouts) -> Column:
+    """Weights that one table has in addition, so that every tensor-parallel rank holds as many entries of the vocabulary as the others."""
+    return np.asarray((-model.vocab_size % layouts.tp) * model.hidden, dtype=np.float64)
 
 
 def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
@@ -439,14 +445,15 @@ def _extra_bytes(
     ) * shapes.rebuilt_up
     again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
     backward = (tokens / layouts.tp) * (shapes.backward + again)
-    tp = layouts.tp.astype(np.float64)
+    padding, tp = _padding_parameters(model, layouts), layouts.tp.astype(np.float64)
+    vocab_size = model.vocab_size + padding / model.hidden
     if is_own:
-        loss = memory.blocked_loss_bytes(tokens, model.hidden, model.vocab_size, tp, recipe)
+        loss = memory.blocked_loss_bytes(tokens, model.hidden, vocab_size, tp, recipe)
     else:
-        loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, tp, recipe, trained)
+        loss = memory.loss_bytes(tokens, model.hidden, vocab_size, tp, recipe, trained)
     loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)
     # The whole gradient of the embedding exists before it is added; the activations of its micro-batch are released by then.
-    gradient = recipe.tensor_bytes * model.embedding_parameters * trained / layouts.tp
+    gradient = recipe.tensor_bytes * (model.embedding_parameters + padding) * trained / layouts.tp
     embedding = np.where(cut.is_first, gradient - chunk_bytes, 0.0)
     extra = np.maximum(np.maximum(backward, loss), embedding)
     moment = np.where(extra == backward, 0, np.where(extra == loss, 1, 2))

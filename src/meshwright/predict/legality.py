@@ -23,7 +23,7 @@ def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layo
     legal &= workload.global_batch % (dp * layouts.micro_batch) == 0
     legal &= (layouts.schedule != SCHEDULES.index("1f1b")) | (layouts.vp == 1)
     legal &= stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers).legal
-    for count in (model.num_heads, model.vocab_size, model.ffn_hidden):
+    for count in (model.num_heads, model.ffn_hidden):
         legal &= count % tp == 0
     legal &= (model.num_kv_heads % tp == 0) | (tp % model.num_kv_heads == 0)
     legal &= workload.seq_len % np.where(cp > 1, 2 * cp * tp, tp) == 0
@@ -65,7 +65,7 @@ def check_division(model: Model, workload: Workload, layout: Layout) -> None:
             fix="use zero=2 or less, or schedule=interleaved",
         )
     check_split(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
-    for what, count in (("attention heads", model.num_heads), ("vocabulary entries", model.vocab_size), ("MLP columns", model.ffn_hidden)):
+    for what, count in (("attention heads", model.num_heads), ("MLP columns", model.ffn_hidden)):
         if count % layout.tp:
             _refuse("tp", layout.tp, count, what)
     if model.num_kv_heads % layout.tp and layout.tp % model.num_kv_heads:

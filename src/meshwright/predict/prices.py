@@ -333,8 +333,9 @@ class Pricer:
     def head_s(self) -> tuple[Column, Column]:
         """Seconds of the output projection (bf16) and the loss, forward and backward, of one micro-batch."""
         q = self.q
-        product_s = matmul_s(self.tokens, np.asarray(q.vocab) / self.tp, q.hidden, self.bf16_flops_per_s, 0.0)
-        loss_s = self.tokens * q.vocab / self.tp * sw.LOSS_BYTES / self.memory_bytes_per_s
+        columns = np.ceil(np.asarray(q.vocab) / self.tp)  # with padding, where the vocabulary does not divide
+        product_s = matmul_s(self.tokens, columns, q.hidden, self.bf16_flops_per_s, 0.0)
+        loss_s = self.tokens * columns * sw.LOSS_BYTES / self.memory_bytes_per_s
         return self._slowed(product_s + loss_s, self.train_matmuls * product_s + loss_s)
 
     def embedding_s(self) -> Column:
@@ -367,7 +368,8 @@ class Pricer:
         copied = 2.0 * np.asarray(q.hidden) * (self.kv_dim - q.kv_dim)
         per_layer = np.where(frozen, q.adapter_parameters, q.layer_parameters + copied)
         tables = np.where(self.pp > 1, 1.0, 2.0 - np.asarray(q.tied))
-        ends = np.where(frozen, 0.0, q.embedding_parameters * tables)
+        padding = (-np.asarray(q.vocab) % self.tp) * np.asarray(q.hidden)
+        ends = np.where(frozen, 0.0, (q.embedding_parameters + padding) * tables)
         experts = np.where(frozen, 0.0, q.expert_parameters)
         return (layers * per_layer + ends) / self.tp, layers * experts / self.ep
 

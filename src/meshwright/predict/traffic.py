@@ -152,12 +152,12 @@ def _linear(name: str, shape: tuple[int, int], has_bias: bool, *, bias_is_cut: b
 
 
 def _embedding(model: Model, tp: int) -> tuple[Parameter, ...]:
-    table = Parameter("embed.weight", (model.vocab_size // tp, model.hidden), True)
+    table = Parameter("embed.weight", (model.vocab_rows(tp), model.hidden), True)
     return (table, Parameter("embed.positions", (model.num_positions, model.hidden), False)) if model.num_positions else (table,)
 
 
 def _head(model: Model, tp: int, *, with_table: bool) -> tuple[Parameter, ...]:
-    table = [Parameter("head.weight", (model.vocab_size // tp, model.hidden), True)] if with_table else []
+    table = [Parameter("head.weight", (model.vocab_rows(tp), model.hidden), True)] if with_table else []
     return (*table, *_norm(model, "head.norm"))
 
 
@@ -381,7 +381,7 @@ def tied_flows(step: Step) -> Iterator[Flow]:
     layout, model = step.layout, step.model
     if not model.tied_embeddings or not (step.is_first or step.is_last):
         return
-    rows, ranks = model.vocab_size // layout.tp, num_sharing(layout) if layout.zero_stage else 1
+    rows, ranks = model.vocab_rows(layout.tp), num_sharing(layout) if layout.zero_stage else 1
     elements = -(-rows // ranks) * model.hidden if is_fully_sharded(layout) else -(-rows * model.hidden // ranks)
     payload = elements * step.gradient_bytes
     yield Flow(axis="pp", what="tied table", kind=MESSAGE, num_ranks=layout.pp, payload_bytes=payload, count=1)

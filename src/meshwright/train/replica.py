@@ -226,7 +226,7 @@ class Replica:
         data.add(parameter, gradient)
 
     def _before(self, chunk: int) -> None:
-        self.data[chunk].ready()
+        self.data[chunk].before_forward()
 
     def _add_across_tied_ends(self) -> None:
         """Add the gradients of embedding and head if they are one tied table; they are on the first and the last stage."""

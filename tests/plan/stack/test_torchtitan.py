@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from stack_jobs import JOBS
 
@@ -19,3 +21,10 @@ from meshwright.plan.stack import refusals
 )
 def test_what_it_does_not_run_is_said_with_the_reason(layout: str, why: str) -> None:
     assert why in refusals(JOBS["dense"], parse_layout(layout))["torchtitan"]
+
+
+def test_a_vocabulary_that_does_not_divide_is_not_padded_here() -> None:
+    job = replace(JOBS["dense"], model=replace(JOBS["dense"].model, vocab_size=128_255))
+    refused = refusals(job, parse_layout("tp=2,dp=16"))
+    assert "does not pad a vocabulary, and 128255 entries do not divide by tp" in refused["torchtitan"]
+    assert all("vocabulary" not in refused.get(name, "") for name in ("meshwright", "megatron", "megatron-bridge"))

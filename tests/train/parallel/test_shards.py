@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity import LLAMA
 
-from meshwright.train.parallel.shards import Cut, Shard, rectangles, square_sum
+from meshwright.train.model.transformer import Transformer
+from meshwright.train.parallel.collectives import Axis
+from meshwright.train.parallel.marks import Marks
+from meshwright.train.parallel.shards import Cut, Shard, cuts_of, has_padding, rectangles, spans_of, square_sum
+from meshwright.train.parallel.tensor import split
+from meshwright.train.parallel.timing import HostTimer
 
 law = settings(deadline=None, max_examples=60)
 
@@ -55,6 +62,32 @@ def test_pieces_stand_where_the_cut_says() -> None:
     wanted = torch.full((4, 6), -1.0)
     wanted[0, 5], wanted[1, 3:], wanted[2, 3:] = 2.0, torch.tensor([3.0, 4.0, 5.0]), torch.tensor([6.0, 7.0, 8.0])
     assert torch.equal(whole, wanted)
+
+
+@pytest.mark.parametrize(
+    "vocab_size, tp, held", [(96, 4, [24, 24, 24, 24]), (97, 4, [25, 25, 25, 22]), (5, 4, [2, 2, 1, 0]), (97, 1, [97])]
+)
+def test_padding_of_a_table_is_no_piece_of_it(vocab_size: int, tp: int, held: list[int]) -> None:
+    model = replace(LLAMA, vocab_size=vocab_size)
+    first = 0
+    for index, num_rows in enumerate(held):
+        chunk = Transformer(model, [])
+        axis = Axis(
+            name="tp", ranks=tuple(range(tp)), index=index, group=None, timer=HostTimer(), marks=Marks(), device=torch.device("cpu")
+        )
+        split(chunk, axis)
+        rows = chunk.embed.weight.shape[0]
+        cuts = cuts_of(chunk, axis)["embed.weight"]
+        assert rows == model.vocab_rows(tp) == sum(cut.local[0] for cut in cuts)
+        assert has_padding(cuts) == (num_rows < rows)
+        spans = tuple(spans_of(cuts, 0, rows * model.hidden, 0))
+        shard = Shard(values=torch.zeros(rows * model.hidden), gradient=None, spans=spans, decays=True, is_partial=False, copies=1)
+        pieces = list(shard.pieces(shard.values, "weights"))
+        assert [(piece.shape, piece.start, tuple(piece.tensor.shape)) for piece in pieces] == (
+            [((vocab_size, model.hidden), (first, 0), (num_rows, model.hidden))] if num_rows else []
+        )
+        first += num_rows
+    assert first == vocab_size
 
 
 def test_copies_and_tied_tables_count_once_towards_the_norm() -> None:

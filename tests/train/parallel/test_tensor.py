@@ -35,6 +35,25 @@ def test_loss_of_a_cut_vocabulary_equals_cross_entropy(tp: int, pools: Pools) ->
     assert not gradient[0, 1].any()  # an ignored label has no gradient
 
 
+@pytest.mark.parametrize(
+    "vocab_size", [21, 18, 13]
+)  # of 24: the last of four ranks has three entries of padding, six, or with others eleven
+def test_padding_has_no_share_in_the_loss_and_no_gradient(vocab_size: int, pools: Pools) -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = 8 * torch.randn(2, 5, 24, generator=generator)
+    logits[..., vocab_size:] = 1e4
+    labels = torch.randint(0, vocab_size, (2, 5), generator=generator)
+    labels[0, 1] = IGNORED_LABEL
+    true = logits[..., :vocab_size].clone().requires_grad_()
+    wanted = F.cross_entropy(true.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+    wanted.backward()
+    found = pools.of(4).run(loss_of_cut_vocabulary, logits.numpy(), labels.numpy(), 1.0, vocab_size)
+    assert [loss for loss, _ in found] == pytest.approx([wanted.item()] * 4, rel=1e-6)
+    gradient = torch.cat([torch.from_numpy(part) for _, part in found], dim=-1)
+    torch.testing.assert_close(gradient[..., :vocab_size], true.grad)
+    assert not gradient[..., vocab_size:].any()
+
+
 def test_large_logits_do_not_overflow(pools: Pools) -> None:
     logits = torch.tensor([[[1000.0, 0.0, -1000.0, 999.0]]])
     found = pools.of(2).run(loss_of_cut_vocabulary, logits.numpy(), torch.tensor([[3]]).numpy(), 1.0)

@@ -108,11 +108,11 @@ def _full_every(model: Model) -> int:
 
 
 def _vocabulary(model: Model, layout: Layout) -> Group:
-    """Megatron pads the vocabulary to a multiple of this times tp: the largest power of two that adds nothing."""
+    """Megatron pads the vocabulary to a multiple of this times tp: the largest power of two that adds nothing, or 1."""
     multiple = next((power for power in (128, 64, 32, 16, 8, 4, 2) if model.vocab_size % (power * layout.tp) == 0), 1)
     words = [("--vocab-size", str(model.vocab_size)), ("--make-vocab-size-divisible-by", str(multiple))]
     tied = () if model.tied_embeddings else (("--untie-embeddings-and-output-weights",),)
-    return Group("The vocabulary as it was planned, without padding.", (*words, *tied))
+    return Group("The vocabulary as it was planned: padded only where tp does not divide it.", (*words, *tied))
 
 
 def _experts(model: Model) -> Group:

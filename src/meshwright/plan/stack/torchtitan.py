@@ -123,6 +123,13 @@ TORCHTITAN = Stack(
     rules=(
         recompute_rule((*USUAL_RECOMPUTE, OPS), "torchtitan/config/job_config.py, ActivationCheckpoint: none, selective, full"),
         Rule(
+            what="does not pad a vocabulary, and {asked.model.vocab_size} entries do not divide by tp",
+            where="layout.tp",
+            fix="plan with a tp that divides the vocabulary, or export to megatron, which pads it",
+            source="torchtitan/config/job_config.py: no option pads a vocabulary",
+            forbids=lambda asked, rows: asked.model.vocab_size % rows.tp > 0,
+        ),
+        Rule(
             what="has zero-bubble schedules for two or more chunks per stage, not for one",
             where="layout.schedule",
             fix="plan with vp=2 or more",

@@ -8,7 +8,7 @@ from torch import nn
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.buckets import Numbers, put_in_place
 from meshwright.train.parallel.mesh import Mesh
-from meshwright.train.parallel.shards import Shard, cuts_of, spans_of
+from meshwright.train.parallel.shards import Shard, cuts_of, has_padding, spans_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
 
@@ -22,7 +22,8 @@ class Alone:
         self.parameters: list[nn.Parameter] = []
         self.shards: list[Shard] = []
         for name, old in list(chunk.named_parameters()):
-            parameter = nn.Parameter(torch.empty(old.shape, dtype=numbers.compute, device=mesh.device))
+            make = torch.zeros if has_padding(cuts[name]) else torch.empty
+            parameter = nn.Parameter(make(old.shape, dtype=numbers.compute, device=mesh.device))
             put_in_place(chunk, old, parameter)
             flat = parameter.data.view(-1)
             is_state = numbers.state == numbers.compute
@@ -55,6 +56,9 @@ class Alone:
         """Does nothing: no other rank holds these weights."""
 
     def ready(self) -> None:
+        """Does nothing: there is nothing to wait for."""
+
+    def before_forward(self) -> None:
         """Does nothing: there is nothing to wait for."""
 
     def forget(self) -> None:

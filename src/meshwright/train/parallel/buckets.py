@@ -3,7 +3,8 @@
 Weights and gradients of a chunk are in flat buckets, in the order in which gradients are computed. When the last gradient of a bucket is
 there, its reduction starts. ZeRO 0 sums it on all ranks. ZeRO 1 sums it on the rank with the optimizer's shard and gathers new weights.
 ZeRO 2 does this for every micro-batch and keeps no whole gradient between them. If groups of replicas each share a state, shards are summed
-across groups. ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
+across groups too: the second sum of a bucket starts when the next bucket leaves. Weights are gathered in the order in which the next
+forward pass needs them, and each layer waits only for its own. ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Bucket:
     views: list[Tensor]  # of the gradients, one per parameter
     counts: list[int]  # gradients added so far, one number per parameter
     work: dist.Work | None = None
+    across: dist.Work | None = None  # the sum over groups that each share a state
     gathering: dist.Work | None = None
 
 
@@ -68,6 +70,8 @@ class DataParallel:
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
         ]
+        self._needs = self._needed_by(chunk)
+        self._leaving: Bucket | None = None  # the last one whose reduction has begun
         self._place: dict[nn.Parameter, tuple[Bucket, int]] = {}
         for bucket in self.buckets:
             for index, parameter in enumerate(bucket.parameters):
@@ -114,16 +118,40 @@ class DataParallel:
     def publish(self) -> None:
         """Gather the new weights of the shards on all ranks; `ready` waits for them."""
         axis = self.mesh.shard
-        for bucket in self.buckets:
+        for bucket in self._in_forward_order():
             if self.zero_stage > 0 and axis.size > 1:
                 own = bucket.weights[bucket.mine].clone()
                 bucket.gathering = all_gather_single(bucket.weights, own, group=axis.group, async_op=True)
 
     def ready(self) -> None:
         """Wait for weights that are still being received."""
-        for bucket in self.buckets:
+        self._await(self._in_forward_order())
+
+    def before_forward(self) -> None:
+        """Called before a chunk's first forward pass of a step: its layers wait for themselves, unless nothing is to overlap."""
+        if not self.overlaps:
+            self.ready()
+
+    def _await(self, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
             self.mesh.shard.wait(bucket.gathering, "all-gather of weights")
             bucket.gathering = None
+
+    def _in_forward_order(self) -> list[Bucket]:
+        """All buckets, those that a forward pass needs first in front."""
+        ordered = {id(bucket): bucket for buckets in self._needs for bucket in buckets}
+        return list(ordered.values())
+
+    def _needed_by(self, chunk: Transformer) -> list[list[Bucket]]:
+        """The buckets that each part of a chunk needs, in the order of its forward pass; each part waits for them when it begins."""
+        parts = [part for part in (chunk.embed, *chunk.blocks(), chunk.head) if part is not None]
+        needs = []
+        for part in parts:
+            held = {id(parameter) for parameter in part.parameters()}
+            needed = [bucket for bucket in self.buckets if any(id(parameter) in held for parameter in bucket.parameters)]
+            part.register_forward_pre_hook(lambda *_, needed=needed: self._await(needed))
+            needs.append(needed)
+        return needs
 
     def forget(self) -> None:
         """Drop the gradients of a step that will not be applied."""
@@ -137,8 +165,11 @@ class DataParallel:
             self.add(parameter, gradient)
 
     def _leave(self, bucket: Bucket) -> None:
-        """Start the reduction of a bucket."""
+        """Start the reduction of a bucket, and the second sum of the one that left before it: by now its first is probably done."""
         axis = self.mesh.shard
+        if self._leaving is not None and self._leaving is not bucket:
+            self._cross(self._leaving)
+        self._leaving = bucket
         if self.mesh.num_replicas > 1:
             self.own_squares.append(squares_of([bucket.gradients])[0])
         if self.zero_stage == 0 and axis.size > 1:
@@ -148,14 +179,24 @@ class DataParallel:
 
     def _land(self, bucket: Bucket) -> None:
         """Wait for the sum of a bucket and put it into the shard."""
-        if bucket.work is None and self.zero_stage == 2:
+        if bucket.work is None and bucket.across is None and self.zero_stage == 2:
             return  # no reduction is running
+        self._cross(bucket)
+        self.mesh.replicate.wait(bucket.across, "gradient reduction")
+        bucket.across = None
+        if self._leaving is bucket:
+            self._leaving = None
+        if self.zero_stage == 2:
+            _summed(bucket).add_(_landed(bucket))
+
+    def _cross(self, bucket: Bucket) -> None:
+        """Wait for the sum of a bucket within its group, and start the sum over groups; nothing if that has begun."""
+        if bucket.across is not None or (bucket.work is None and self.mesh.shard.size > 1):
+            return
         self.mesh.shard.wait(bucket.work, "gradient reduction")
         bucket.work = None
-        landed = bucket.incoming if bucket.incoming is not None else bucket.gradients
-        self.mesh.replicate.all_reduce(landed)
-        if self.zero_stage == 2:
-            _summed(bucket).add_(landed)
+        if self.mesh.replicate.size > 1:
+            bucket.across = dist.all_reduce(_landed(bucket), group=self.mesh.replicate.group, async_op=True)
 
     def _bucket(self, names: Sequence[str], chunk: Transformer, cuts: Sequence[Sequence[Cut]]) -> Bucket:
         mesh, found = self.mesh, dict(chunk.named_parameters())
@@ -198,6 +239,11 @@ class DataParallel:
             is_partial=is_partial(names[0]) and layout.tp > 1,
             copies=self.mesh.num_replicas // (self.mesh.shard.size if self.zero_stage > 0 else 1),
         )
+
+
+def _landed(bucket: Bucket) -> Tensor:
+    """Where the result of a bucket's reduction is."""
+    return bucket.incoming if bucket.incoming is not None else bucket.gradients
 
 
 def _summed(bucket: Bucket) -> Tensor:

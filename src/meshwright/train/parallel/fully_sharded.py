@@ -14,7 +14,7 @@ from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.buckets import Numbers
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.mesh import Mesh
-from meshwright.train.parallel.shards import Cut, Shard, cuts_of, spans_of
+from meshwright.train.parallel.shards import Cut, Shard, cuts_of, has_padding, spans_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
 
@@ -52,6 +52,9 @@ class FullySharded:
     def ready(self) -> None:
         """Does nothing: there is nothing to wait for."""
 
+    def before_forward(self) -> None:
+        """Does nothing: each layer gathers its own weights."""
+
     def forget(self) -> None:
         """Drop the gradients."""
         for shard, parameter in zip(self.shards, self._of_shard, strict=True):
@@ -59,6 +62,8 @@ class FullySharded:
 
     def _shard(self, name: str, parameter: nn.Parameter, cuts: Sequence[Cut]) -> Shard:
         local = local_of(parameter.data)
+        if has_padding(cuts):
+            local.zero_()
         row = math.prod(cuts[0].local[1:])
         num_rows = sum(cut.local[0] for cut in cuts)
         rows = -(-num_rows // self.mesh.shard.size)  # as torch.chunk divides

@@ -18,7 +18,7 @@ from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 from meshwright.train.model.transformer import Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis
-from meshwright.train.parallel.tensor import copies_of, cut_dim
+from meshwright.train.parallel.tensor import TABLES, copies_of, cut_dim, num_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Cut:
     start: tuple[int, ...]  # where this rank's part begins
     local: tuple[int, ...]  # shape of this rank's part
     copies: int = 1  # neighbouring tensor-parallel ranks that hold the same part; each has the gradient of its own queries only
+    is_padding: bool = False  # whether it is no part of the whole tensor: zeros that make the parts of all ranks equally large
 
     def rows(self, first: int, last: int, tensor: Tensor) -> Iterator[Piece]:
         """The pieces of the whole tensor that are elements `first` to `last` of this rank's part, stored flat in `tensor`."""
@@ -51,6 +52,9 @@ def cuts_of(chunk: Transformer, axis: Axis) -> dict[str, tuple[Cut, ...]]:
 
 
 def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator[Cut]:
+    if name.endswith(TABLES):
+        yield from _table_cuts(name, shape, model, axis)
+        return
     key_copies = model.key_copies(axis.size)
     held = tensors_in(name, model, key_copies)
     unit = shape[0] // sum(share for _, share in held)
@@ -58,13 +62,28 @@ def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator
         yield cut_of(tensor, (share * unit, *shape[1:]), cut_dim(tensor), axis, copies_of(tensor, key_copies))
 
 
+def _table_cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator[Cut]:
+    """This rank's entries of the vocabulary, and the padding after them."""
+    rows, width = shape
+    num_here = num_entries(model.vocab_size, rows, axis)
+    whole, start = (model.vocab_size, width), (min(axis.index * rows, model.vocab_size), 0)
+    yield Cut(name=name, shape=whole, start=start, local=(num_here, width))
+    if num_here < rows:
+        yield Cut(name=name, shape=whole, start=(model.vocab_size, 0), local=(rows - num_here, width), is_padding=True)
+
+
+def has_padding(cuts: Sequence[Cut]) -> bool:
+    """Whether a part of a parameter is padding, which must be zero."""
+    return any(cut.is_padding for cut in cuts)
+
+
 def spans_of(cuts: Sequence[Cut], first: int, last: int, where: int) -> Iterator[Span]:
-    """The pieces that elements `first` to `last` of a parameter are, stored in a flat tensor from `where` on."""
+    """The pieces that elements `first` to `last` of a parameter are, stored in a flat tensor from `where` on; padding is none."""
     offset = 0
     for cut in cuts:
         size = math.prod(cut.local)
         begin, end = max(first, offset), min(last, offset + size)
-        if begin < end:
+        if begin < end and not cut.is_padding:
             yield cut, begin - offset, end - offset, where + begin - first
         offset += size
 

@@ -33,6 +33,7 @@ CUTS = {
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
 }
+TABLES = ("embed.weight", "head.weight")
 COPIED = tuple(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias"))  # where ranks outnumber key-value heads
 
 
@@ -62,6 +63,8 @@ def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None
             held = tensors_in(name, chunk.model)
             unit = shape[dim] // sum(share for _, share in held)
             shape[dim] = sum(share * unit * copies_of(tensor, key_copies) // axis.size for tensor, share in held)
+            if name.endswith(TABLES):
+                shape[dim] = chunk.model.vocab_rows(axis.size)
             parameter.data = parameter.data.new_empty(shape)
     for module in chunk.modules():
         if isinstance(module, Attention):
@@ -74,7 +77,7 @@ def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None
         elif isinstance(module, Embedding):
             module.look_up, module.share = _VocabularyLookUp(axis), _share(axis)
         elif isinstance(module, Head):
-            module.enter, module.summed_loss = _gather(axis), _VocabularyLoss(axis)
+            module.enter, module.summed_loss = _gather(axis), _VocabularyLoss(axis, chunk.model.vocab_size)
 
 
 class GatheredProduct:
@@ -164,27 +167,38 @@ def _localised(tokens: Tensor, num_local: int, axis: Axis) -> tuple[Tensor, Tens
     return torch.where(is_here, local, 0), is_here
 
 
+def num_entries(vocab_size: int, num_local: int, axis: Axis) -> int:
+    """How many of a rank's entries are of the vocabulary. The rest is padding, which no token names."""
+    return min(max(vocab_size - axis.index * num_local, 0), num_local)
+
+
 class _VocabularyLoss:
     """Cross-entropy summed over tokens. No rank holds all logits."""
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis = axis
+    def __init__(self, axis: Axis, vocab_size: int) -> None:
+        self.axis, self.vocab_size = axis, vocab_size
 
     def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = _CutCrossEntropy.apply(F.linear(hidden, weight).float(), labels, self.axis)
+        num_here = num_entries(self.vocab_size, weight.shape[0], self.axis)
+        loss: Tensor = _CutCrossEntropy.apply(F.linear(hidden, weight).float(), labels, self.axis, num_here)
         return loss
 
 
 class _CutCrossEntropy(torch.autograd.Function):
-    """Ranks exchange the largest logit, the sum of exponentials and the logit of the label; the gradient needs no further exchange."""
+    """Ranks exchange the largest logit, the sum of exponentials and the logit of the label; the gradient needs no further exchange.
+
+    Logits from `num_here` on belong to padding: they count as minus infinity, and so have no share in the sum and no gradient.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
-        largest = axis.all_reduce(logits.amax(dim=-1), op=dist.ReduceOp.MAX)
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, axis: Axis, num_here: int) -> Tensor:
+        own = logits[..., :num_here].amax(dim=-1) if num_here else logits.new_full(logits.shape[:-1], -torch.inf)
+        largest = axis.all_reduce(own, op=dist.ReduceOp.MAX)
         shifted = logits - largest[..., None]
+        shifted[..., num_here:] = -torch.inf
         counts = labels != IGNORED_LABEL
         local, is_here = _localised(labels, logits.shape[-1], axis)
-        chosen = shifted.gather(-1, local[..., None])[..., 0] * is_here
+        chosen = torch.where(is_here, shifted.gather(-1, local[..., None])[..., 0], 0.0)
         exponentials = shifted.exp_()
         sums = torch.stack((exponentials.sum(dim=-1), chosen))
         total, of_label = axis.all_reduce(sums).unbind()
@@ -192,11 +206,11 @@ class _CutCrossEntropy(torch.autograd.Function):
         return ((total.log() - of_label) * counts).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         exponentials, total, local, is_here, counts = ctx.saved_tensors
         scores = exponentials / total[..., None]
         scores.scatter_add_(-1, local[..., None], -is_here[..., None].to(scores.dtype))
-        return scores * (counts[..., None] * gradient), None, None
+        return scores * (counts[..., None] * gradient), None, None, None
 
 
 def is_partial(name: str) -> bool:
