@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cli.progress import progress_bar, progress_line
+from meshwright.cli.retries import is_retried
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run, with_kept
 from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.cli.train_show import show_next, show_run, show_start
@@ -26,10 +27,12 @@ from meshwright.plan.plan import Plan, plan_bytes, read_plan
 from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.software import on_profile, software
 from meshwright.record.header import check_name, read_header
+from meshwright.record.lock import Held
 from meshwright.record.writer import discard_unstarted, is_unstarted
 
 if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
+    from meshwright.train.launch import Place
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
 DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four ranks: a replica is a rack
@@ -111,12 +114,8 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 
 def run_launched(wishes: Wishes) -> int:
-    """Train as the rank that a launcher started this process as. An error that all ranks find is printed by rank 0 only."""
+    """Train as the rank that a launcher started this process as. An error that all ranks find is printed once."""
     from meshwright.train.checks import check_job
-    from meshwright.train.launch import ReportedElsewhere, explain_failure
-    from meshwright.train.meeting import meet
-    from meshwright.train.saves import check_steps
-    from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"
     if not wishes.name:
@@ -129,19 +128,23 @@ def run_launched(wishes: Wishes) -> int:
         is_gpu = on_gpus(job.plan)
         check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
-        check_steps(job)
-        share_gpus(job)
+        _check_with_torch(job)
     except InputError:
-        if is_first:
+        if is_first or is_retried(os.environ):  # torchrun ends rank 0 with the first rank that fails, perhaps before it has printed
             raise
         return 2
+    from meshwright.train.launch import ReportedElsewhere, explain_failure
+    from meshwright.train.session import run_rank
+
     try:
-        place = meet(os.environ, wishes.rendezvous_timeout_s)
+        place = _met(wishes.rendezvous_timeout_s)
         if is_first:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
     except ReportedElsewhere:
         return 2
+    except Held as error:
+        raise _passing(error) from None
     except MeshwrightError:
         if is_first and not job.resume:
             discard_unstarted(job.folder)
@@ -152,6 +155,29 @@ def run_launched(wishes: Wishes) -> int:
     if is_first:
         show_end(job, wishes)
     return 0
+
+
+def _check_with_torch(job: TrainingJob) -> None:
+    """The checks that need torch, which takes seconds to load: the others have been made before."""
+    from meshwright.train.saves import check_steps
+
+    check_steps(job)
+    share_gpus(job)
+
+
+def _met(timeout_s: float) -> Place:
+    """This rank's place. Ranks that do not meet are not wrong input: they may meet in the next attempt."""
+    from meshwright.train.meeting import meet
+
+    try:
+        return meet(os.environ, timeout_s)
+    except InputError as error:
+        raise _passing(error) from None
+
+
+def _passing(error: InputError) -> MeshwrightError:
+    """The same message as an error that may have passed when a launcher tries again."""
+    return MeshwrightError(error.what, where=error.where, fix=error.fix)
 
 
 def show_end(job: TrainingJob, wishes: Wishes) -> None:
