@@ -133,7 +133,7 @@ def run_launched(wishes: Wishes) -> int:
         if is_first or is_retried(os.environ):  # torchrun ends rank 0 with the first rank that fails, perhaps before it has printed
             raise
         return 2
-    from meshwright.train.launch import ReportedElsewhere, explain_failure
+    from meshwright.train.launch import ReportedElsewhere, explain_failure, leave
     from meshwright.train.session import run_rank
 
     try:
@@ -142,7 +142,7 @@ def run_launched(wishes: Wishes) -> int:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
     except ReportedElsewhere:
-        return 2
+        leave(2)
     except Held as error:
         raise _passing(error) from None
     except MeshwrightError:
@@ -151,7 +151,7 @@ def run_launched(wishes: Wishes) -> int:
         raise
     except RuntimeError as error:
         print(explain_failure(error, int(os.environ["RANK"]))[1], file=sys.stderr)
-        return 1
+        leave(1)  # gloo would wait for the ranks that have gone, and a launcher for this one
     if is_first:
         show_end(job, wishes)
     return 0

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -45,11 +46,16 @@ class Place:
     local_rank: int
     num_local_ranks: int  # on this machine
     store: dist.Store
+    host: int | None = None  # the rank whose process hosts the store; None: a process of the launcher does
     has_parent: bool = False  # whether one of our processes started the ranks; that process records how they ended
 
 
 class ReportedElsewhere(MeshwrightError):
     """A failure that another rank reports."""
+
+
+class ConnectionLost(RuntimeError):
+    """Other ranks have gone. The message names them as far as that is known; one of the remaining ranks reports it."""
 
 
 def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
@@ -280,13 +286,13 @@ def _rank_main(
         body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store, has_parent=True))
     except MeshwrightError as error:
         end.send(("effect" if isinstance(error, ReportedElsewhere) else "cause", f"meshwright: {error}"))
-        _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
+        leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
     except BaseException as error:
         is_cause, text = explain_failure(error, rank)
         end.send(("cause" if is_cause else "effect", text))
-        _leave(EXIT_FAILED)
+        leave(EXIT_FAILED)
     end.send(("done", ""))
-    _leave(0)
+    leave(0)
 
 
 def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
@@ -294,6 +300,8 @@ def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
 
     A lost connection is only how other ranks notice a failure.
     """
+    if isinstance(error, ConnectionLost):
+        return False, f"meshwright: {error}"
     summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return False, f"meshwright: rank {rank} lost the connection to another rank"
@@ -302,10 +310,11 @@ def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
     return True, f"meshwright: rank {rank} failed: {summary}\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End this process at once: threads of the store and of gloo have nothing left to do, and could hang."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 

@@ -32,12 +32,12 @@ from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import TrainingJob, digests, log_settings
-from meshwright.train.launch import Place, ReportedElsewhere, agreed, explain_failure
+from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
 from meshwright.train.loop import NotFinite, Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
-from meshwright.train.record.ending import opened, record_end
+from meshwright.train.record.ending import gone_ranks, loss_in_words, notices_first, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
@@ -179,9 +179,21 @@ def _recorded(job: TrainingJob, place: Place, is_open: threading.Event) -> Itera
         is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
         if is_open.is_set() and not place.has_parent and not is_reported:
             is_cause, message = explain_failure(error, place.rank)
+            if not is_cause:
+                raise _lost(job, place) from error
             what = f"{type(error).__name__}: {error}" if isinstance(error, MeshwrightError) else message.removeprefix("meshwright: ")
-            record_end(job.folder, "exception" if is_cause else "connection", place.rank, what.partition("\n")[0])
+            record_end(job.folder, "exception", place.rank, what.partition("\n")[0])
         raise
+
+
+def _lost(job: TrainingJob, place: Place) -> Exception:
+    """The error for a lost connection. The first rank that notices finds out who has gone, and records it; the others stay silent."""
+    if not notices_first(place.store, place.rank):
+        return ReportedElsewhere("another rank reports who has gone")
+    gone = gone_ranks(place)
+    message = loss_in_words(place.rank, gone)
+    record_end(job.folder, "connection", gone[0] if len(gone) == 1 else None, message, gone=gone, noticed_by=place.rank)
+    return ConnectionLost(message)
 
 
 def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
