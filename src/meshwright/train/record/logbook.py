@@ -22,7 +22,7 @@ from meshwright.ledger import Budget, amount
 from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
-from meshwright.train.health.spikes import Spike
+from meshwright.train.health.spikes import Peak, Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.job import TrainingJob
 from meshwright.train.record import measured
@@ -166,6 +166,12 @@ class Logbook:
         self.event("gradient_spike", progress, **detail, message=message)
         if self.live:
             self.live.say(message)
+
+    def peak(self, progress: Counts, found: Peak) -> None:
+        """Record that one gradient of the current step is far larger than usual."""
+        self.event("gradient_peak", progress, rank=found.rank, size=found.size, usual_size=found.usual, message=str(found))
+        if self.live:
+            self.live.say(str(found))
 
     def event(self, kind: str, progress: Counts, **detail: Any) -> None:
         """Record an event."""
