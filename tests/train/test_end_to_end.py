@@ -155,6 +155,38 @@ def test_a_kill_loses_no_step_that_was_done(slow_run: Callable[..., Command], tm
     assert all(step["loss"] > 0 and step["step_s"] > 0 for step in steps_of(run))
 
 
+def test_a_run_that_keeps_going_recovers_from_kills_and_hangs(unbroken: Path, slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    command = slow_run("--keep-going", "--stall-timeout", "2")
+    for number, (at_least, sent, rank) in enumerate(((4, signal.SIGKILL, 0), (6, signal.SIGSTOP, 1)), start=1):
+        command.step(run, at_least)
+        os.kill(command.ranks(2)[rank], sent)
+        until(lambda number=number: len(events_of(run, "incident")) == number, lambda: command.err, command)
+    assert command.wait() == 0, command.err
+    first, second = events_of(run, "incident")
+    assert (first["reason"], first["rank"]) == ("signal", 0)
+    assert second["reason"] == "hang"
+    for event in (first, second):
+        restarted = event["broke_at_step"] - event["num_lost_steps"]
+        assert restarted in (3, 6) and event["action"] == f"restarted from step {restarted}"
+        assert event["down_s"] > 0.0 and event["noticed_after_s"] >= 0.0
+        assert event["message"] in command.out
+    assert read_run(run).header.status == "finished"
+    assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)]
+    assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
+
+
+def test_a_fault_that_comes_again_ends_a_run_that_keeps_going(plan: Path, tmp_path: Path) -> None:
+    arguments = ("--steps", "8", "--name", "a", "--checkpoint-every", "3", "--keep-going")
+    command = train(tmp_path, plan, *arguments, before=faults.broken, with_=(1, 5))
+    assert command.wait() == 1
+    assert "not started again: the same happened at step 5 before (incident 1)" in command.err
+    first, second = events_of(tmp_path / "runs" / "a", "incident")
+    assert first["action"].startswith("restarted from step ")
+    assert second["action"] == "gave up" and second["tried"].count("rank 1 failed: OutOfMemoryError") == 2
+    assert end_of(tmp_path / "runs" / "a")[0] == "failed"
+
+
 def test_a_killed_parent_takes_its_ranks_along(slow_run: Callable[..., Command], tmp_path: Path) -> None:
     command = slow_run()
     command.ranks(2)

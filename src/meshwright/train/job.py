@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
 from meshwright.train.benchmark.settings import OWN, LogSettings
+from meshwright.train.incidents import Incident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class TrainingJob:
     prints_json: bool = False  # standard output is used only for the result
     rate: Rate | None = None  # price of an accelerator-hour today; None: not known
     budget: Budget | None = None  # what the run may cost
+    after: Incident | None = None  # the fault after which the run goes on by itself
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property

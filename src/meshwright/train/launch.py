@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -83,6 +83,7 @@ class Failure:
     rank: int | None  # the rank that ended first; None: all of them, or not known
     message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
+    noticed_s: float = 0.0  # by the monotonic clock
 
 
 @dataclass(slots=True)
@@ -139,6 +140,7 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
     with suppress(OSError):
         sys.stdout.flush()  # otherwise every rank would print the buffered text
     children: list[_Child] = []
+    failed_s: float | None = None
     with _handing_on(children) as asked:
         server = _start(num_ranks, body, children)
         try:
@@ -150,7 +152,7 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
                 child.end_now()
     code, failure = _verdict(children, asked)
     if failure and failed:
-        failed(failure, server)
+        failed(replace(failure, noticed_s=failed_s or time.monotonic()), server)
     return code
 
 

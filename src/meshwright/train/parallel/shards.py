@@ -188,7 +188,7 @@ def measures_of(gradient: Tensor) -> Tensor:
 
 
 def sum_of(gradient: Tensor) -> Tensor:
-    """The sum of a tensor in fp64, added up in fp32 by blocks: torch adds in fp64 six times slower, and rounding here is far below a step's."""
+    """The sum of a tensor in fp64, added up in fp32 by blocks: in fp64 torch is six times slower, and this rounding is far below a step."""
     if _has_kernel(gradient):
         from meshwright.train.kernels.square_kernel import measures
 

@@ -18,8 +18,10 @@ import torch.distributed as dist
 from meshwright.errors import MeshwrightError
 from meshwright.record.entries import Event
 from meshwright.record.header import RUNNING, read_header
+from meshwright.record.run import ASIDE
 from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_status
 from meshwright.train.health.watch import BEAT_S, RankState
+from meshwright.train.incidents import Incident
 from meshwright.train.launch import Failure, Place
 
 OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
@@ -54,6 +56,27 @@ def record_end(folder: Path, reason: str, rank: int | None, message: str, **deta
             append_event(folder, Event(time_s=elapsed_s(folder), kind="failed", step=last_step(folder), detail=content))
         if read_header(folder).status == RUNNING:
             set_status(folder, "failed")
+
+
+def record_surrender(folder: Path, incident: Incident, why: str, tried: str) -> None:
+    """Record that a run which goes on by itself does not any more, and what was tried. Write errors are ignored, as in `record_end`."""
+    with suppress(MeshwrightError, OSError):
+        detail: dict[str, Any] = {
+            "number": incident.number,
+            "reason": incident.reason,
+            "rank": incident.rank,
+            "broke_at_step": incident.step,
+        }
+        detail |= {"action": "gave up", "tried": tried, "message": f"{incident.message}; not started again: {why}"}
+        append_event(folder, Event(time_s=elapsed_s(folder), kind="incident", step=incident.step, detail=detail))
+
+
+def silent_s(folder: Path, noticed_s: float) -> float:
+    """Seconds from the last step on record until a fault was noticed, which is given by the monotonic clock."""
+    with suppress(OSError, ValueError):
+        written = max(path.stat().st_mtime for name in ("steps.jsonl", ASIDE) if (path := folder / name).is_file())
+        return max(time.time() - (time.monotonic() - noticed_s) - written, 0.0)
+    return 0.0
 
 
 def last_step(folder: Path) -> int:
