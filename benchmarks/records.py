@@ -101,7 +101,22 @@ def rows(folder: Path) -> list[tuple[str, float, str]]:
         found.append(
             (f"slow ranks among {num_ranks}", mean_us(lambda number, d=detector, b=busy_s: d.update(number, b[number - 1]), 2_000), "us")
         )
+    found += [("checks of 2 M gradients", checks_us(2_000_000), "us")]
     return [*found, (f"reading {NUM_STEPS} steps back", read_us / 1e3, "ms")]
+
+
+def checks_us(num_parameters: int) -> float:
+    """Microseconds that the search for damaged numbers adds to a step on one rank: sums, largest value and digest."""
+    import torch
+
+    from meshwright.train.parallel.digests import Digests
+    from meshwright.train.parallel.shards import measures_of, squares_of, sum_of
+
+    torch.set_num_threads(1)
+    gradient = torch.randn(num_parameters)
+    digests = Digests([gradient] * 3)  # weights and both moments
+    all_us = mean_us(lambda _: (measures_of(gradient), sum_of(gradient), digests.next()), 200)
+    return all_us - mean_us(lambda _: squares_of([gradient]), 200)  # that was computed before, for the norm
 
 
 def shares_pct(folder: Path, layout: str) -> tuple[float, float]:

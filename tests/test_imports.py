@@ -55,7 +55,7 @@ ROOMS = (
     ("parallel",),
     ("model",),
     ("kernels",),
-    ("data", "checkpoint", "benchmark", "folders", "shared_gpu"),
+    ("data", "checkpoint", "benchmark", "folders", "shared_gpu", "incidents"),
 )
 # Values that a notebook user calls methods on: each of these forwards to the function above it, inside the method.
 FORWARDS = {

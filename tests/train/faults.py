@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from meshwright.train import job, loop
 from meshwright.train.checkpoint import saving
 from meshwright.train.model.transformer import Block
+from meshwright.train.parallel.buckets import DataParallel
 from meshwright.train.parallel.pipeline import Stage
 
 
@@ -28,6 +30,23 @@ def slow_steps(seconds: float, of_rank: dict[int, float] | None = None) -> None:
         return run(self, *arguments)
 
     Stage.run = slowly  # type: ignore[method-assign]
+
+
+def drawn_times(seconds: float, spread: float, slowdown: dict[int, float]) -> None:
+    """Let every rank report drawn times of its steps, some ranks longer ones."""
+    from meshwright.train.record import measured
+
+    parts_of = measured.parts_of
+
+    def drawn(*arguments: Any) -> dict[str, float]:
+        rank = dist.get_rank()
+        rng = random.Random(1000 * rank + len(taken))
+        taken.append(rank)
+        compute_s = seconds * math.exp(spread * rng.gauss(0.0, 1.0)) * slowdown.get(rank, 1.0)
+        return {**parts_of(*arguments), "compute": compute_s, "optimizer": 0.0}
+
+    taken: list[int] = []
+    measured.parts_of = drawn
 
 
 def stuck(rank: int, step: int) -> None:
@@ -193,8 +212,6 @@ def exits(rank: int, step: int, code: int) -> None:
 
 def large_gradient(rank: int, step: int, factor: float) -> None:
     """Let one entry of one rank's gradients be far too large in one step, before replicas are summed."""
-    from meshwright.train.parallel.buckets import DataParallel
-
     add = DataParallel.add
 
     def spoilt(self: DataParallel, parameter: Any, gradient: Tensor) -> None:
@@ -203,3 +220,26 @@ def large_gradient(rank: int, step: int, factor: float) -> None:
         add(self, parameter, gradient)
 
     DataParallel.add = spoilt  # type: ignore[method-assign]
+
+
+def flipped_bit(rank: int, step: int, bit: int, where: str) -> None:
+    """Flip one bit on one rank: of a weight after the update of a step, or of a summed gradient before it."""
+    from meshwright.train.replica import Replica
+
+    apply = Replica._apply
+
+    def spoilt(self: Replica, *arguments: Any) -> None:
+        is_now = dist.get_rank() == rank and self.mesh.marks.step == step
+        apply(self, *arguments)
+        if is_now and where == "weight":
+            self.shards[0].values.view(torch.int32)[3] ^= 1 << bit
+
+    land = DataParallel._land
+
+    def spoilt_sum(self: DataParallel, bucket: Any) -> None:
+        land(self, bucket)
+        if dist.get_rank() == rank and self.mesh.marks.step == step and where == "sum" and bucket is self.buckets[-1]:
+            gradient = bucket.shard.gradient
+            gradient.view(torch.int32)[int(gradient.abs().argmax())] ^= 1 << bit
+
+    Replica._apply, DataParallel._land = spoilt, spoilt_sum  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_run import Small
@@ -55,10 +56,12 @@ def parts_of(training: TrainingJob, is_late: bool, **wishes: int) -> Any:
     def step(batch: object, rate: float) -> Any:
         number = next(steps)
         wished = {name: number == wishes.get(name) for name in ("stops", "saves", "nan")}
-        result = SimpleNamespace(is_finite=not wished["nan"], loss=math.nan, grad_norm=1.0, own_norms=(), **wished)
+        result = SimpleNamespace(is_finite=not wished["nan"], loss=math.nan, grad_norm=1.0, own_norms=(), checks=(), **wished)
         return SimpleNamespace(result=lambda: result)
 
     parts.replica.step, parts.replica.is_late, parts.replica.mesh.timer = step, is_late, HostTimer()
+    parts.replica.mesh.layout = training.plan.layout
+    parts.replica.numbers.gradient = torch.float32
     parts.saves.is_due.return_value = False
     return parts
 

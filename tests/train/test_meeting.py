@@ -189,3 +189,16 @@ def test_what_torch_writes_meanwhile_is_not_shown(capfd: pytest.CaptureFixture[s
         raise ZeroDivisionError
     os.write(2, b"shown")
     assert capfd.readouterr().err == "shown"
+
+
+@pytest.mark.long
+def test_torchrun_does_not_try_wrong_input_again(plan_of_two: Path, tmp_path: Path) -> None:
+    from torch.distributed.run import main as torchrun
+
+    arguments = ["--nproc-per-node", "2", "--max-restarts", "3", "--master-port", str(free_port()), "--log-dir", str(tmp_path / "logs")]
+    arguments += ["-m", "meshwright", "train", str(plan_of_two), "--layout", "dp=4,mbs=1", "--name", "a"]
+    command = start(tmp_path, arguments, entry=torchrun)
+    assert command.wait() == 1
+    assert command.err.count("meshwright: the plan needs 4 ranks") == 2  # in the first attempt and the last one
+    notes = [path.parent.parent.name for path in (tmp_path / "logs").rglob("error.json")]
+    assert set(notes) == {f"attempt_{number}" for number in range(4)}

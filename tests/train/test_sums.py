@@ -9,21 +9,24 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.train.parallel.marks import Marks
-from meshwright.train.sums import NUM_OWN, NUM_SUMS, StepResult, Sums, update_scale
+from meshwright.train.sums import NUM_OWN, NUM_SUMS, Check, StepResult, Sums, update_scale
 
 NOMINAL = 64
+FIRST, SECOND = (9.0, 5.0, 77.0, 1.0, 3.0, 20.0), (16.0, 7.0, 78.0, 2.0, 3.0, 30.0)
 
 
 def sums(loss: float, tokens: float, squares: float, stops: float = 0.0, saves: float = 0.0) -> Sums:
     """What two ranks' step summed up to; the first has a gradient of norm 3 and a loss of 5, the second of 4 and 7."""
-    totals = torch.tensor([loss, tokens, squares, stops, saves, 9.0, 5.0, 16.0, 7.0], dtype=torch.float64)
+    totals = torch.tensor([loss, tokens, squares, stops, saves, *FIRST, *SECOND], dtype=torch.float64)
     assert len(totals) == NUM_SUMS + 2 * NUM_OWN
     return Sums(totals, totals, None, NOMINAL, 2, None, Marks())
 
 
 def test_a_result_is_per_token_that_carries_loss() -> None:
     found = sums(96.0, 32.0, 25.0, stops=1.0).result()
-    assert found == StepResult(loss=3.0, grad_norm=10.0, num_tokens=32, stops=True, own_norms=(6.0, 8.0), own_losses=(5.0, 7.0))
+    checks = (Check(77.0, 2.0, 6.0, 20.0), Check(78.0, 4.0, 6.0, 30.0))
+    own = {"own_norms": (6.0, 8.0), "own_losses": (5.0, 7.0), "checks": checks}
+    assert found == StepResult(loss=3.0, grad_norm=10.0, num_tokens=32, stops=True, **own)
 
 
 @pytest.mark.parametrize("tokens", [0.0, math.nan])

@@ -6,10 +6,16 @@ import io
 import os
 import sys
 
+from meshwright.cli.retries import refused_before
+
+BAD_INPUT = 2
+
 
 def run() -> int:
     """Run the command line; return its exit code. Ctrl-C prints a single line, even while the commands are still being loaded."""
     _open_standard_streams()
+    if refused_before(os.environ):
+        return BAD_INPUT
     try:
         from meshwright.cli.main import main
 

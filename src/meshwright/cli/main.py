@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli import BAD_INPUT
 from meshwright.cli.accuracy import accuracy
 from meshwright.cli.audit import audit
 from meshwright.cli.calibrate import calibrate
@@ -28,15 +30,15 @@ from meshwright.cli.predict import predict
 from meshwright.cli.refusals import ParserError, refusal_of
 from meshwright.cli.rehearse import rehearse
 from meshwright.cli.report import report
+from meshwright.cli.retries import first_to_refuse
 from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
 from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
 from meshwright.cli.validate import validate
 from meshwright.cli.weights import weights
-from meshwright.errors import MeshwrightError, message_of, printable
+from meshwright.errors import InputError, MeshwrightError, message_of, printable
 
-BAD_INPUT = 2
 INTERRUPTED = 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -126,12 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         width = shutil.get_terminal_size().columns  # help would otherwise be at most 80 columns wide
         code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False, max_content_width=width) or 0
+    except InputError as error:
+        return _refuse(message_of(error, as_option))
     except MeshwrightError as error:
         print(f"meshwright: {message_of(error, as_option)}", file=sys.stderr)
         return BAD_INPUT
     except ParserError as error:
-        print(f"meshwright: {refusal_of(error, arguments, typer.main.get_command(app))}", file=sys.stderr)
-        return BAD_INPUT
+        return _refuse(str(refusal_of(error, arguments, typer.main.get_command(app))))
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it
@@ -144,6 +147,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("meshwright: interrupted", file=sys.stderr)
     return int(code)
+
+
+def _refuse(message: str) -> int:
+    """Print why the input is refused, once among the ranks that torchrun started on this machine; return the exit code."""
+    if first_to_refuse(message, os.environ):
+        print(f"meshwright: {message}", file=sys.stderr)
+    return BAD_INPUT
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ def train(
     resume_if_exists: Annotated[
         bool, typer.Option("--resume-if-exists", help="Continue the run of that --name, or start it: for jobs that are restarted.")
     ] = False,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="After a crash or a hang, start the ranks again from the newest checkpoint, if that may help."),
+    ] = False,
     corpus: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Corpus to train on, instead of the workload's.", show_default=False)
     ] = None,

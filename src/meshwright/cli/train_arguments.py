@@ -56,6 +56,7 @@ class Wishes:
     price: str | None = None
     profile: str = ""
     resume_if_exists: bool = False
+    keep_going: bool = False
     ranks_per_gpu: int = 1
     trace_from: int = 0
     given: frozenset[str] = frozenset()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cli.progress import progress_bar, progress_line
+from meshwright.cli.retries import is_retried
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run, with_kept
 from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.cli.train_show import show_next, show_run, show_start
@@ -26,10 +27,15 @@ from meshwright.plan.plan import Plan, plan_bytes, read_plan
 from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.software import on_profile, software
 from meshwright.record.header import check_name, read_header
+from meshwright.record.lock import Held
+from meshwright.record.run import Run, read_run
 from meshwright.record.writer import discard_unstarted, is_unstarted
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from meshwright.train.job import TrainingJob
+    from meshwright.train.launch import Failure, Place
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
 DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four ranks: a replica is a rack
@@ -61,23 +67,75 @@ def run(wishes: Wishes) -> int:
         job = with_measured_plan(job, wishes)
     show_start(job, layout_reason(wishes, job.plan))
     # Torch is loaded from here on, which takes seconds: mistakes on the command line have been reported before.
-    from meshwright.train.launch import run_ranks
-    from meshwright.train.record.ending import record_failure
-    from meshwright.train.saves import check_steps
-    from meshwright.train.session import run_rank
-
-    check_steps(job)
-    share_gpus(job)
-    code = run_ranks(
-        job.plan.layout.num_ranks,
-        lambda place: run_rank(place, job, is_gpu),
-        lambda failure, store: record_failure(job.folder, failure, store),
-    )
+    _check_with_torch(job)
+    code = kept_going(wishes, job, is_gpu) if wishes.keep_going else run_once(job, is_gpu)[0]
     if code and code != INTERRUPTED and not job.resume:  # an interrupted run is kept: the next --resume must not take an older run
         discard_unstarted(job.folder)
     if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before the run exists
         show_end(job, wishes)
     return code
+
+
+def run_once(job: TrainingJob, is_gpu: bool) -> tuple[int, Failure | None]:
+    """Run the ranks until they end; the exit status, and why they ended too early."""
+    from meshwright.train.launch import run_ranks
+    from meshwright.train.record.ending import record_failure
+    from meshwright.train.session import run_rank
+
+    found: list[Failure] = []
+
+    def failed(failure: Failure, store: Store) -> None:
+        record_failure(job.folder, failure, store)
+        found.append(failure)
+
+    code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu), failed)
+    return code, found[0] if found else None
+
+
+def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
+    """Run the ranks, and start them again after a fault from the newest complete checkpoint, until the run ends or nothing helps."""
+    from meshwright.train.incidents import Incident, Incidents
+    from meshwright.train.record.ending import last_step, record_surrender, silent_s
+
+    incidents = Incidents()
+    while True:
+        code, failure = run_once(job, is_gpu)
+        if failure is None or not (job.folder / "steps.jsonl").is_file():  # without a folder the run has never begun
+            return code
+        run = read_run(job.folder)
+        incident = Incident(
+            number=len(incidents.all) + 1,
+            reason=failure.reason,
+            rank=failure.rank,
+            step=last_step(job.folder),
+            message=_what_broke(run, failure),
+            noticed_s=failure.noticed_s,
+            silent_s=silent_s(job.folder, failure.noticed_s),
+            step_times_s={record.step: record.step_s for record in run.records},
+        )
+        why = incidents.refusal(incident) or _unsound(run)
+        if why:
+            record_surrender(job.folder, incident, why, incidents.tried())
+            print(f"meshwright: not started again: {why}\n  tried: {incidents.tried()}", file=sys.stderr)
+            return code
+        print(f"meshwright: incident {incident.number} at step {incident.step}: the ranks are started again", file=sys.stderr)
+        again = replace(wishes, name=job.name, resume=False, resume_if_exists=True)
+        job = replace(job_of(settled(again)), after=incident)
+
+
+def _what_broke(run: Run, failure: Failure) -> str:
+    """What broke, in one line: of a hang, the watchdog's diagnosis."""
+    stalls = [event for event in run.events if event.kind == "stall"] if failure.reason == "hang" else []
+    return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message
+
+
+def _unsound(run: Run) -> str:
+    """Why the newest checkpoint may be damaged; empty if nothing suggests it."""
+    last = run.events[-1] if run.events else None
+    kinds = [event for event in run.events if event.kind in ("damage", "resumed")]
+    if last is None or not kinds or kinds[-1].kind != "damage" or kinds[-1].detail.get("what") != "state":
+        return ""
+    return "the states of replicas differ, and the newest checkpoint may hold the wrong one"
 
 
 def settled(wishes: Wishes) -> Wishes:
@@ -111,16 +169,15 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 
 def run_launched(wishes: Wishes) -> int:
-    """Train as the rank that a launcher started this process as. An error that all ranks find is printed by rank 0 only."""
+    """Train as the rank that a launcher started this process as. An error that all ranks find is printed once."""
     from meshwright.train.checks import check_job
-    from meshwright.train.launch import ReportedElsewhere, explain_failure
-    from meshwright.train.meeting import meet
-    from meshwright.train.saves import check_steps
-    from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"
     if not wishes.name:
         raise InputError("ranks that a launcher starts need the run's name", where="--name", fix="add --name NAME")
+    if wishes.keep_going:
+        fix = "let the launcher start them again: torchrun --max-restarts N, and --resume-if-exists instead"
+        raise InputError("ranks that a launcher starts cannot start others again", where="--keep-going", fix=fix)
     try:
         wishes = settled(wishes)
         job = job_of(wishes)
@@ -129,29 +186,56 @@ def run_launched(wishes: Wishes) -> int:
         is_gpu = on_gpus(job.plan)
         check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
-        check_steps(job)
-        share_gpus(job)
+        _check_with_torch(job)
     except InputError:
-        if is_first:
+        if is_first or is_retried(os.environ):  # torchrun ends rank 0 with the first rank that fails, perhaps before it has printed
             raise
         return 2
+    from meshwright.train.launch import ReportedElsewhere, explain_failure, leave
+    from meshwright.train.session import run_rank
+
     try:
-        place = meet(os.environ, wishes.rendezvous_timeout_s)
+        place = _met(wishes.rendezvous_timeout_s)
         if is_first:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
     except ReportedElsewhere:
-        return 2
+        leave(2)
+    except Held as error:
+        raise _passing(error) from None
     except MeshwrightError:
         if is_first and not job.resume:
             discard_unstarted(job.folder)
         raise
     except RuntimeError as error:
         print(explain_failure(error, int(os.environ["RANK"]))[1], file=sys.stderr)
-        return 1
+        leave(1)  # gloo would wait for the ranks that have gone, and a launcher for this one
     if is_first:
         show_end(job, wishes)
     return 0
+
+
+def _check_with_torch(job: TrainingJob) -> None:
+    """The checks that need torch, which takes seconds to load: the others have been made before."""
+    from meshwright.train.saves import check_steps
+
+    check_steps(job)
+    share_gpus(job)
+
+
+def _met(timeout_s: float) -> Place:
+    """This rank's place. Ranks that do not meet are not wrong input: they may meet in the next attempt."""
+    from meshwright.train.meeting import meet
+
+    try:
+        return meet(os.environ, timeout_s)
+    except InputError as error:
+        raise _passing(error) from None
+
+
+def _passing(error: InputError) -> MeshwrightError:
+    """The same message as an error that may have passed when a launcher tries again."""
+    return MeshwrightError(error.what, where=error.where, fix=error.fix)
 
 
 def show_end(job: TrainingJob, wishes: Wishes) -> None:

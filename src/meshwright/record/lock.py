@@ -17,6 +17,10 @@ LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)  # errors of a disk without locks: then the lock cannot be checked
 
 
+class Held(InputError):
+    """Another process writes the run at this moment."""
+
+
 class RunLock:
     """The right to write a run folder, held until `release` or until the process ends. The file says who holds it."""
 
@@ -61,7 +65,7 @@ def _lock(fd: int, folder: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-        raise InputError(
+        raise Held(
             f"this run is being written by {holder}",
             where=str(folder),
             fix="wait until it has ended, or stop it: `kill` with that number lets it save and end",

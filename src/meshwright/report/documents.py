@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from meshwright.record.entries import PART_NAMES, PARTS
+from meshwright.record.entries import PART_NAMES, PARTS, Event
 from meshwright.record.profile import Profile
 from meshwright.record.run import Run
 from meshwright.report.compare import PartTimes, differences, differing, parts_of, simulated_beside, total_s
@@ -68,6 +68,8 @@ def _run(facts: RunFacts, title: str) -> Iterator[Block]:
     parts = parts_of(facts)
     if sources := sources_of(parts):
         yield Table("parts of the step", ("part", *(f"{name}>" for name, _ in sources)), tuple(_part_rows(facts, parts, sources)))
+    if rows := tuple(incident_rows(facts.run.events)):
+        yield Table("incidents", INCIDENT_COLUMNS, rows)
     yield from _evaluations(facts)
     yield from map(Note, facts.notes)
     yield Text(f"{METHOD}.")
@@ -89,6 +91,28 @@ def _answer(facts: RunFacts) -> Iterator[Line]:
     yield "memory", gib(measured) if measured is not None else "not recorded", predicted
     counts = (f"{count:,} {kind.replace('_', ' ')}" for kind, count in facts.event_counts.items())
     yield "events", ", ".join(counts) or "none", ""
+
+
+INCIDENT_COLUMNS = ("at>", "step>", "what broke", "what was done", "noticed after>", "down>", "steps lost>", "cost>")
+
+
+def incident_rows(events: Sequence[Event]) -> Iterator[Row]:
+    """What broke in a run that went on by itself, when it was noticed, what was done, and what it cost."""
+    for event in (event for event in events if event.kind == "incident"):
+        detail = event.detail
+        broke = str(detail.get("message", "")).partition(";")[0]
+        times = [seconds(value) if isinstance(value := detail.get(name), int | float) else NONE for name in ("noticed_after_s", "down_s")]
+        cost = f"${detail['cost_usd']}" if isinstance(detail.get("cost_usd"), str) else NONE
+        number = detail.get("broke_at_step", event.step)
+        yield (
+            seconds(event.time_s),
+            str(number),
+            broke,
+            str(detail.get("action", NONE)),
+            *times,
+            str(detail.get("num_lost_steps", NONE)),
+            cost,
+        )
 
 
 def _part_rows(facts: RunFacts, parts: Sequence[PartTimes], sources: Sequence[Source]) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
 from meshwright.train.benchmark.settings import OWN, LogSettings
+from meshwright.train.incidents import Incident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class TrainingJob:
     rate: Rate | None = None  # price of an accelerator-hour today; None: not known
     budget: Budget | None = None  # what the run may cost
     trace_from: int = 0  # the first of a few steps that are profiled; 0: none
+    after: Incident | None = None  # the fault after which the run goes on by itself
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property

@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -45,12 +46,17 @@ class Place:
     local_rank: int
     num_local_ranks: int  # on this machine
     store: dist.Store
+    host: int | None = None  # the rank whose process hosts the store; None: a process of the launcher does
     has_parent: bool = False  # whether one of our processes started the ranks; that process records how they ended
     asked: Connection | None = None  # from that process: a message says that a rank has failed
 
 
 class ReportedElsewhere(MeshwrightError):
     """A failure that another rank reports."""
+
+
+class ConnectionLost(RuntimeError):
+    """Other ranks have gone. The message names them as far as that is known; one of the remaining ranks reports it."""
 
 
 def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
@@ -78,6 +84,7 @@ class Failure:
     rank: int | None  # the rank that ended first; None: all of them, or not known
     message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
+    noticed_s: float = 0.0  # by the monotonic clock
 
 
 @dataclass(slots=True)
@@ -135,6 +142,7 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
     with suppress(OSError):
         sys.stdout.flush()  # otherwise every rank would print the buffered text
     children: list[_Child] = []
+    failed_s: float | None = None
     with _handing_on(children) as asked:
         server = _start(num_ranks, body, children)
         try:
@@ -147,7 +155,7 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
                 child.end_now()
     code, failure = _verdict(children, asked)
     if failure and failed:
-        failed(failure, server)
+        failed(replace(failure, noticed_s=failed_s or time.monotonic()), server)
     return code
 
 
@@ -302,13 +310,13 @@ def _rank_main(
         body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store, has_parent=True, asked=asked))
     except MeshwrightError as error:
         end.send(("effect" if isinstance(error, ReportedElsewhere) else "cause", f"meshwright: {error}"))
-        _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
+        leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
     except BaseException as error:
         is_cause, text = explain_failure(error, rank)
         end.send(("cause" if is_cause else "effect", text))
-        _leave(EXIT_FAILED)
+        leave(EXIT_FAILED)
     end.send(("done", ""))
-    _leave(0)
+    leave(0)
 
 
 def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
@@ -316,6 +324,8 @@ def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
 
     A lost connection is only how other ranks notice a failure.
     """
+    if isinstance(error, ConnectionLost):
+        return False, f"meshwright: {error}"
     summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return False, f"meshwright: rank {rank} lost the connection to another rank"
@@ -324,10 +334,11 @@ def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
     return True, f"meshwright: rank {rank} failed: {summary}\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End this process at once: threads of the store and of gloo have nothing left to do, and could hang."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 

@@ -14,18 +14,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+import torch
+
 from meshwright.errors import MeshwrightError
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Batch, Prefetcher, Samples, validation_samples
+from meshwright.train.health.damage import Comparison, Damage
 from meshwright.train.health.garbage import Garbage
 from meshwright.train.health.limit import Limit
 from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.health.signals import StopSignal
-from meshwright.train.health.spikes import Spikes, largest_parameter
+from meshwright.train.health.spikes import Peaks, Spikes, largest_parameter
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import TrainingJob
 from meshwright.train.model.compiled import compiles
 from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
+from meshwright.train.parallel.digests import NUM_PARTS
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.timing import Moment, between_s
 from meshwright.train.record import measured
@@ -40,6 +44,10 @@ EVALUATION_PATIENCE_S = 600.0
 
 class NotFinite(MeshwrightError):
     """A loss or gradient that is NaN or infinite."""
+
+
+class Damaged(MeshwrightError):
+    """Replicas whose states differ, or a wrong sum."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +101,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
         if evaluate(parts, progress):
             return "target_reached"
         logbook.block_start(progress)
-    status, spikes = "finished", Spikes()
+    status, checks = "finished", Checks(Spikes(), Peaks(), Comparison(replica.mesh.layout, torch.finfo(replica.numbers.gradient).eps))
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
     unseen: deque[Taken] = deque()
@@ -111,10 +119,10 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             evaluates = workload.is_evaluated_after(progress.step, last)
             traced = parts.tracer is not None and parts.tracer.ends_with(progress.step)
             pauses = traced or evaluates or parts.saves.is_due(progress.step) or progress.step == last or not replica.is_late
-            results = [_look(parts, unseen.popleft(), spikes) for _ in range(len(unseen) - (not pauses))]
+            results = [_look(parts, unseen.popleft(), checks) for _ in range(len(unseen) - (not pauses))]
             garbage.step()
             if any(result.stops or result.saves for result in results):
-                results += [_look(parts, unseen.popleft(), spikes) for _ in range(len(unseen))]
+                results += [_look(parts, unseen.popleft(), checks) for _ in range(len(unseen))]
             if traced:
                 _end_trace(parts, progress)
             stops, saves = any(result.stops for result in results), any(result.saves for result in results)
@@ -173,7 +181,16 @@ def _step(parts: Parts, progress: Progress, batches: Prefetcher, begun: Moment) 
     )
 
 
-def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What is checked in the result of every step."""
+
+    spikes: Spikes
+    peaks: Peaks
+    comparison: Comparison
+
+
+def _look(parts: Parts, taken: Taken, checks: Checks) -> StepResult:
     """Read the result of a step and record it; raise if it is not finite. The times of the step before have arrived with it."""
     progress, logbook = taken.progress, parts.logbook
     result, step_s = taken.sums.result(), taken.step_s()
@@ -181,7 +198,13 @@ def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
     parts.watch.step(progress.step, step_s)
     if not result.is_finite:
         raise _refusal(parts, taken, result)
-    if spike := spikes.update(progress.step, result.grad_norm, result.own_norms):
+    if damage := checks.comparison.damage(progress.step, result):
+        raise _damaged(parts, progress, damage)
+    peak = checks.peaks.update(progress.step, [check.peak for check in result.checks])
+    spike = checks.spikes.update(progress.step, result.grad_norm, result.own_norms)
+    if peak and not spike:
+        logbook.peak(Progress(step=progress.step - 1), peak)
+    if spike:
         with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a large gradient"):
             # The gradients themselves exist only if no other step has begun.
             before = Progress(step=progress.step - 1, samples=progress.samples - parts.job.plan.workload.global_batch)
@@ -241,6 +264,19 @@ def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
         micro_batch((batch.tokens[cut], batch.labels[cut], batch.documents[cut]), batch.numbers[cut].tolist(), workload, mesh)
         for cut in cuts
     ]
+
+
+def _damaged(parts: Parts, progress: Progress, damage: Damage) -> Damaged:
+    """The error for replicas that do not agree. The update of the step was wrong, or an earlier one, so nothing is saved."""
+    parts.logbook.flush()
+    before = progress.step - (NUM_PARTS if damage.what == "state" else 1)
+    parts.logbook.event("damage", Progress(step=progress.step - 1), what=damage.what, ranks=list(damage.ranks), message=damage.message)
+    sound = f"a checkpoint of step {before} or before is sound" if before > 0 else "no checkpoint is known to be sound"
+    return Damaged(
+        damage.message,
+        where=str(parts.job.folder),
+        fix=f"{sound}: remove later ones and continue with --resume; check the machines of these ranks (meshwright doctor)",
+    )
 
 
 def _refusal(parts: Parts, taken: Taken, result: StepResult) -> NotFinite:

@@ -62,7 +62,8 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
     )
     own = {"LOCAL_RANK": environment["RANK"], "LOCAL_WORLD_SIZE": environment["WORLD_SIZE"], **environment}
     numbers = {name: _number(own, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    if numbers["RANK"] != 0 or environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    is_launchers = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if numbers["RANK"] != 0 or is_launchers:
         _check_listener(address)
     try:
         with _silence():
@@ -74,6 +75,7 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
         num_ranks=num_ranks,
         local_rank=numbers["LOCAL_RANK"],
         num_local_ranks=numbers["LOCAL_WORLD_SIZE"],
+        host=None if is_launchers else 0,
         store=dist.PrefixStore(f"start/{_agreed_name(store, rank, num_ranks, address)}", store),
     )
 

@@ -27,6 +27,7 @@ from meshwright.train.parallel import context as context_parallel
 from meshwright.train.parallel import tensor as tensor_parallel
 from meshwright.train.parallel.alone import Alone
 from meshwright.train.parallel.buckets import DataParallel, Numbers, add_across_tensor_ranks
+from meshwright.train.parallel.digests import Digests
 from meshwright.train.parallel.fully_sharded import FullySharded
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.optimizer import AdamW
@@ -79,6 +80,7 @@ class Replica:
         self._owes_trial = mesh.device.type == "cuda" and layout.pp > 1
         self.is_late = self.optimizer.scales_on_device  # whether results of a step are read while the next one runs
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)  # on the device: a step gave no numbers
+        self._digests = Digests(self._equal_tensors())
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
@@ -116,7 +118,7 @@ class Replica:
         add_across_tensor_ranks(self.shards, self.mesh)
         self._add_across_tied_ends()
         squares = square_sum(self.shards, self.mesh.tp.index)
-        return self._sent(losses, batch, squares, self._own_squares(squares))
+        return self._sent(losses, batch, squares, *self._own_measures(squares))
 
     def _pay_trial(self, batch: Sequence[MicroBatch]) -> None:
         if self._owes_trial and batch:
@@ -142,13 +144,16 @@ class Replica:
         if self.mesh.device.type == "cuda":
             torch.cuda.synchronize(self.mesh.device)
 
-    def _sent(self, losses: Sequence[Tensor], batch: Sequence[MicroBatch], squares: Tensor, own_squares: Tensor) -> Sums:
+    def _sent(
+        self, losses: Sequence[Tensor], batch: Sequence[MicroBatch], squares: Tensor, own_squares: Tensor, checks: Tensor | None = None
+    ) -> Sums:
         rider, self.rider = self.rider, None
         own = Own(
             losses=losses,
             counted=[(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch],
             squares=squares,
             own_squares=own_squares,
+            checks=checks,
             stops=self.wants_stop(),
             saves=self.wants_save(),
         )
@@ -210,6 +215,14 @@ class Replica:
         for data in self.data:
             data.ready()
 
+    def _equal_tensors(self) -> list[Tensor]:
+        """Tensors that all replicas hold alike: weights and, unless they are divided among replicas, moments."""
+        parts = [data for data in self.data if isinstance(data, DataParallel)]
+        held = [tensor for data in parts for tensor in data.equal()]
+        if parts and all(data.zero_stage == 0 for data in parts):
+            held += [*self.optimizer.means, *self.optimizer.squares]
+        return held
+
     def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
         # A single rank needs no buckets, unless gradients are added up in another precision than they are computed in.
         if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
@@ -242,12 +255,20 @@ class Replica:
                 axis.wait(work, "gradients of the tied table")
             shard.gradient.add_(theirs)
 
-    def _own_squares(self, summed: Tensor) -> Tensor:
-        """Squares of this rank's gradients before replicas are summed. Without replicas these are the squares of its shards."""
+    def _own_measures(self, summed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Squares of this rank's gradients before replicas are summed, and its fields of `Check`.
+
+        Without replicas the squares are those of its shards, and there is nothing to check.
+        """
+        parts = [data for data in self.data if isinstance(data, DataParallel)]
         if self.mesh.num_replicas == 1:
-            return summed
-        found = [squares for data in self.data if isinstance(data, DataParallel) for squares in data.own_squares]
-        return torch.stack(found).sum() if found else torch.zeros_like(summed)
+            return summed, None
+        if not parts:
+            return torch.zeros_like(summed), None
+        squares, sent, largest = torch.stack([own for data in parts for own in data.own]).unbind(dim=1)
+        peaks = largest / squares.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+        received = torch.stack([data.landed for data in parts if data.landed is not None]).sum()
+        return squares.sum(), torch.stack((self._digests.next(), sent.sum(), received, peaks.max()))
 
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: it is the first of the ranks that hold the same pieces."""

@@ -34,12 +34,12 @@ from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import TrainingJob, digests, log_settings
-from meshwright.train.launch import Place, ReportedElsewhere, agreed, explain_failure
+from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
 from meshwright.train.loop import NotFinite, Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
-from meshwright.train.record.ending import flight_line, opened, record_end
+from meshwright.train.record.ending import flight_line, gone_ranks, loss_in_words, notices_first, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
@@ -209,11 +209,25 @@ def _recorded(job: TrainingJob, place: Place, recorder: Recorder) -> Iterator[No
         is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
         if recorder.is_open.is_set() and not place.has_parent and not is_reported:
             is_cause, message = explain_failure(error, place.rank)
+            if not is_cause:
+                raise _lost(job, place, recorder) from error
             what = f"{type(error).__name__}: {error}" if isinstance(error, MeshwrightError) else message.removeprefix("meshwright: ")
             words = "" if isinstance(error, MeshwrightError) else recorder.words(range(place.num_ranks), TRACES_S)
             detail = {"flight": words} if words else {}
-            record_end(job.folder, "exception" if is_cause else "connection", place.rank, what.partition("\n")[0], **detail)
+            record_end(job.folder, "exception", place.rank, what.partition("\n")[0], **detail)
         raise
+
+
+def _lost(job: TrainingJob, place: Place, recorder: Recorder) -> Exception:
+    """The error for a lost connection. The first rank that notices finds out who has gone, and records it; the others stay silent."""
+    if not notices_first(place.store, place.rank):
+        return ReportedElsewhere("another rank reports who has gone")
+    gone = gone_ranks(place)
+    message = loss_in_words(place.rank, gone)
+    words = recorder.words(range(place.num_ranks), TRACES_S)
+    detail = {"flight": words} if words else {}
+    record_end(job.folder, "connection", gone[0] if len(gone) == 1 else None, message, gone=gone, noticed_by=place.rank, **detail)
+    return ConnectionLost(message)
 
 
 def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,16 @@ from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh
 
 NUM_SUMS = 5  # loss, tokens, squares of gradients, wishes to stop, wishes to save
-NUM_OWN = 2  # for each rank: squares of its own gradients, and its own loss
+NUM_OWN = 6  # for each rank: the squares of its own gradients, its own loss, and the fields of `Check`
+
+
+class Check(NamedTuple):
+    """Numbers of one rank that show damaged data: see `health.damage`. They are zero if they are not known."""
+
+    digest: float  # of a part of the state that all replicas hold alike
+    sent: float  # sum of its gradients before replicas are summed
+    received: float  # sum of the gradients that it received
+    peak: float  # its largest gradient before replicas are summed, divided by the root mean square of its bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,7 @@ class StepResult:
     own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 if unknown (ZeRO 3)
     own_losses: tuple[float, ...] = ()  # summed on each rank; 0 if a rank computes no loss
     saves: bool = False  # whether a checkpoint is due according to rank 0's clock
+    checks: tuple[Check, ...] = ()  # of each rank
 
     @property
     def is_finite(self) -> bool:
@@ -92,8 +102,9 @@ class Sums:
             num_tokens=num_tokens,
             stops=stops > 0,
             saves=saves > 0,
-            own_norms=tuple(math.sqrt(squares) * scale for squares, _ in own),
-            own_losses=tuple(loss for _, loss in own),
+            own_norms=tuple(math.sqrt(squares) * scale for squares, *_ in own),
+            own_losses=tuple(loss for _, loss, *_ in own),
+            checks=tuple(Check(digest, sent * scale, received * scale, peak) for _, _, digest, sent, received, peak in own),
         )
 
     def scale(self, clip_norm: float, halted: Tensor) -> Tensor:
@@ -123,6 +134,7 @@ class Own:
     counted: Sequence[Tensor]  # tokens of each that have a loss
     squares: Tensor  # of its gradients; over all ranks together each element counts once
     own_squares: Tensor  # of its gradients before replicas are summed
+    checks: Tensor | None = None  # the fields of `Check`
     stops: bool = False
     saves: bool = False
 
@@ -144,6 +156,8 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
         rows[mesh.rank, 1] = totals[0]
     totals[2] = own.squares
     rows[mesh.rank, 0] = own.own_squares
+    if own.checks is not None:
+        rows[mesh.rank, 2:] = own.checks
     mesh.marks.enter("sum of loss and norm", "world", range(num_ranks))
     with mesh.timer.part("wait_end"):
         dist.all_reduce(totals)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.train.health.spikes import FACTOR, NUM_FIRST, NUM_STAYING, Spike, Spikes
+from meshwright.train.health.spikes import FACTOR, NUM_FIRST, NUM_STAYING, Peak, Peaks, Spike, Spikes
 
 REAL = Path(__file__).parents[2] / "fixtures" / "gradient_norms.json"  # steps of small runs, by learning rate and seed
+PEAKS = REAL.with_name("gradient_peaks.json")  # of two ranks, by model: the small model of tests, and llama-2m on the standard library
 
 
 def found_in(norms: list[float], own: list[list[float]] | None = None) -> list[Spike]:
@@ -75,3 +76,30 @@ def test_nothing_is_reported_the_first_steps() -> None:
 def test_unknown_norms_of_ranks_name_nobody() -> None:
     (spike,) = found_in([1.0] * 20 + [50.0], [[0.0, 0.0]] * 21)
     assert spike.ranks == ()
+
+
+def peaks_in(rows: list[list[float]]) -> list[Peak]:
+    detector = Peaks()
+    return [found for step, row in enumerate(rows, start=1) if (found := detector.update(step, row))]
+
+
+def test_one_gradient_that_stands_out_is_reported_with_its_rank() -> None:
+    rng = np.random.default_rng(4)
+    rows = [list(20.0 * np.exp(0.2 * rng.standard_normal(3))) for _ in range(200)]
+    assert peaks_in(rows) == []
+    rows[150][2] = 3000.0
+    (found,) = peaks_in(rows)
+    assert (found.step, found.rank, found.size) == (151, 2, 3000.0)
+    assert str(found).startswith("one gradient of rank 2 in step 151 is 3e+03 times the root mean square of its bucket, usually ")
+
+
+@pytest.mark.parametrize("row", [[], [0.0, 0.0], [math.inf, 1.0], [math.nan, 1.0]])
+def test_peaks_that_are_not_known_are_none(row: list[float]) -> None:
+    assert peaks_in([[20.0, 20.0]] * 20 + [row]) == []
+
+
+def test_the_peaks_of_real_runs_are_none() -> None:
+    runs = json.loads(PEAKS.read_text())
+    assert len(runs) >= 2
+    for name, rows in runs.items():
+        assert len(rows) >= 200 and peaks_in(rows) == [], name

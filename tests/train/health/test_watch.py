@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 from inspect import signature
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from meshwright.cli.train import train
 from meshwright.layout import Layout
 from meshwright.train.health.watch import (
+    BEAT_S,
     EXIT_HUNG,
     STALL_S,
     Diagnosis,
@@ -395,3 +396,42 @@ def test_another_rank_reads_on_where_the_reader_itself_stops(monkeypatch: pytest
 
 if __name__ == "__main__":
     a_rank_that_trains(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+
+
+def false_alarms(times_s: Sequence[float]) -> int:
+    """How often the detector would end a run of these steps: it sees one move at the end of each, and beats in between."""
+    patience = Patience(timeout_s=STALL_S, start_allowance_s=600.0)
+    now_s, num_overdue = 0.0, 0
+    for number, step_s in enumerate(times_s):
+        patience.beat_s = max(step_s / 4, BEAT_S)
+        for at_s in (now_s, now_s + step_s / 4, now_s + step_s / 2, now_s + 3 * step_s / 4, now_s + step_s):
+            patience.tick(at_s, number)
+        num_overdue += patience.overdue  # at the end of the step, when it has waited longest
+        now_s += step_s
+        patience.step(step_s)
+    return num_overdue
+
+
+@pytest.mark.parametrize("median_s", [0.05, 3.0, 20.0, 300.0])
+def test_stalls_of_1_6_medians_are_no_hang(median_s: float) -> None:
+    rng = np.random.default_rng(6)
+    times_s = median_s * np.exp(0.03 * rng.standard_normal(10_000)) * np.where(rng.random(10_000) < 0.01, 1.6, 1.0)
+    assert false_alarms(times_s.tolist()) == 0
+
+
+def test_steps_of_recorded_runs_are_no_hang() -> None:
+    from meshwright import simulator  # here, because this file is also the script of a rank
+
+    logs = sorted((Path(simulator.__file__).parent / "step_times").glob("*.csv"))
+    assert len(logs) >= 20
+    for path in logs:
+        rows = path.read_text().splitlines()[1:]
+        assert false_alarms([float(row.split(",")[1]) for row in rows]) == 0, path.name
+
+
+def test_a_step_that_never_ends_is_noticed_in_five_slow_steps() -> None:
+    patience = Patience(timeout_s=STALL_S, start_allowance_s=600.0)
+    for _ in range(200):
+        patience.step(4.0)
+    seconds = next(second for second in range(1000) if (patience.tick(float(second), 1), patience.overdue)[1])
+    assert 20 <= seconds <= 22

@@ -52,3 +52,14 @@ def test_on_a_processor_torch_sums_the_same(dtype: torch.dtype) -> None:
     tensors = drawn((1, 77, 8192, 100_003), dtype, "cpu")
     torch.testing.assert_close(squares_of(tensors), exact(tensors), rtol=1e-5, atol=0)
     assert torch.equal(squares_of(tensors), squares_of(tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_and_largest_values_come_with_them(dtype: torch.dtype, kernel_device: torch.device) -> None:
+    from meshwright.train.kernels.square_kernel import BLOCK, measures
+
+    tensors = drawn((1, 77, 2 * BLOCK + 1), dtype, kernel_device)
+    squares, sums, largest = measures(tensors).unbind(dim=1)
+    torch.testing.assert_close(squares, exact(tensors), rtol=1e-5, atol=0)
+    torch.testing.assert_close(sums, torch.stack([x.double().sum() for x in tensors]), rtol=0, atol=1e-3)
+    assert largest.tolist() == [float(x.abs().max()) for x in tensors]

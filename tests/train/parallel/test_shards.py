@@ -15,7 +15,7 @@ from parity import LLAMA
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.marks import Marks
-from meshwright.train.parallel.shards import Cut, Shard, cuts_of, has_padding, rectangles, spans_of, square_sum
+from meshwright.train.parallel.shards import Cut, Shard, cuts_of, has_padding, measures_of, rectangles, spans_of, square_sum
 from meshwright.train.parallel.tensor import split
 from meshwright.train.parallel.timing import HostTimer
 
@@ -104,3 +104,8 @@ def test_copies_and_tied_tables_count_once_towards_the_norm() -> None:
     shared = shard(spans=((queries, 0, 1, 0), (heads, 0, 2, 1)))
     assert [float(square_sum([shared], tp_index=i)) for i in range(4)] == pytest.approx([12, 4, 12, 4])  # every other rank is a copy
     assert [part.tolist() for part in shared.copied()] == [[2.0, 2.0]]
+
+
+def test_measures_by_hand() -> None:
+    squares, total, largest = measures_of(torch.tensor([3.0, -4.0, 0.0, 0.0])).tolist()
+    assert (squares, total, largest) == (pytest.approx(25.0), -1.0, 8.0)  # the largest value, 4, times the root of the size

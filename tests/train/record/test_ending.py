@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import faults
@@ -13,9 +16,10 @@ from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
-from meshwright.train.launch import Failure
+from meshwright.train.health.watch import RankState
+from meshwright.train.launch import Failure, Place
 from meshwright.train.record import ending
-from meshwright.train.record.ending import opened, record_end, record_failure
+from meshwright.train.record.ending import gone_ranks, loss_in_words, notices_first, opened, record_end, record_failure
 
 
 @pytest.mark.parametrize("dead", [0, 1])
@@ -27,7 +31,46 @@ def test_under_another_launcher_a_rank_that_is_left_records_the_end(plan_of_two:
     assert (codes[dead], codes[1 - dead]) == (3, 1)
     assert read_run(run).header.status == "failed"
     (event,) = events_of(run, "failed")
-    assert (event["reason"], event["rank"], event["step"]) == ("connection", 1 - dead, last_step(run))
+    assert (event["reason"], event["rank"], event["step"]) == ("connection", dead, last_step(run))
+    assert (event["gone"], event["noticed_by"]) == ([dead], 1 - dead)
+    assert both[1 - dead].err.endswith(f"meshwright: {event['message']}\n")
+    assert event["message"].startswith(f"rank {dead} has ended without a message; rank {1 - dead} lost the connection")
+
+
+def reported(store: dist.Store, rank: int, beat: int) -> None:
+    state = RankState(rank=rank, beat=beat, step=3, doing="a step", waits=None, idle_s=0.0, limit_s=10.0)
+    store.set(f"watch/rank/{rank}", json.dumps(asdict(state)))
+
+
+def test_who_has_gone_reports_no_more_and_has_noticed_nobody() -> None:
+    store = dist.HashStore()
+    for rank in range(4):
+        reported(store, rank, 7)
+    assert [notices_first(store, rank) for rank in (2, 0)] == [True, False]
+    place = Place(rank=2, num_ranks=4, local_rank=2, num_local_ranks=4, store=store)
+    later = threading.Timer(0.05, reported, (store, 1, 8))  # still at work: it has not noticed anything yet
+    later.start()
+    assert gone_ranks(place, wait_s=0.3) == [3]
+    later.join()
+
+
+def test_a_store_that_is_gone_is_its_hosts_end() -> None:
+    class Gone:
+        def check(self, *given: object) -> bool:
+            raise RuntimeError("Connection reset by peer")
+
+        set = add = check
+
+    place = Place(rank=1, num_ranks=2, local_rank=1, num_local_ranks=2, store=Gone(), host=0)  # type: ignore[arg-type]
+    assert notices_first(place.store, 1)
+    assert gone_ranks(place) == [0]
+    assert gone_ranks(replace(place, host=None)) == []
+
+
+def test_what_is_said_of_them() -> None:
+    assert loss_in_words(0, [1, 2]).startswith("ranks 1, 2 have ended without a message; rank 0 lost the connection")
+    assert loss_in_words(0, []) == "rank 0 lost the connection to another rank"
+    assert " and 3 more have " in loss_in_words(0, range(1, 12))
 
 
 def test_a_folder_that_is_another_runs_is_left_alone(tmp_path: Path) -> None:

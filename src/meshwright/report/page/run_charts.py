@@ -32,6 +32,8 @@ LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> its name, colour
     "recovered_rank": ("recovered rank", "cp"),
     "stall": ("stall", "ep"),
     "nan": ("not a number", "warn"),
+    "damage": ("damage", "warn"),
+    "incident": ("incident", "warn"),
     "fault": ("fault", "warn"),
     "restart": ("restart", "pp"),
     "budget": ("budget", "warn"),

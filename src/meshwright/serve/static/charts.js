@@ -145,6 +145,8 @@ export const MARKS = {
   fault: "warn",
   failed: "warn",
   nan: "warn",
+  damage: "warn",
+  incident: "warn",
   checkpoint_failed: "warn",
   slow_rank: "dp",
   stall: "dp",

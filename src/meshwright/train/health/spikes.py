@@ -5,7 +5,10 @@ usual spread. A spike does not count as usual; if the norm stays high, the high 
 Training is not stopped, because a large gradient may be correct, and clipping limits its effect.
 
 The norm of each rank's own gradients, taken before replicas are summed, shows which rank caused the spike, and the largest part of these
-gradients shows the parameter. A damaged number is not detected if it leaves the total norm within the factor.
+gradients shows the parameter.
+
+A single number that is far too large may leave the norm as it is. So the largest gradient of each rank, in units of the root mean square of
+its bucket, is compared with the same of earlier steps. This does not depend on the size of gradients in general.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ SPREADS = 8.0  # and so many standard deviations of its logarithm above
 NUM_USUAL = 50  # steps that define what is usual
 NUM_FIRST = 10  # steps before the first decision
 NUM_STAYING = 5  # spikes in a row after which the high norm becomes the usual one
+PEAK_FACTOR = 8.0  # times the usual peak
 SMALLEST = 1e-300
 LONGEST = 300  # bytes of a parameter's name
 
@@ -80,6 +84,42 @@ class Spikes:
         median = np.median(past, axis=0)
         spread = MAD_TO_STD * np.median(np.abs(past - median), axis=0)
         return np.asarray(np.array(logs) - median - np.maximum(math.log(FACTOR), SPREADS * spread))
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """A step in which a rank's largest gradient stood out far more than usual."""
+
+    step: int
+    rank: int
+    size: float  # in units of the root mean square of its bucket
+    usual: float
+
+    def __str__(self) -> str:
+        times = f"{self.size:.3g} times the root mean square of its bucket, usually {self.usual:.3g}"
+        return f"one gradient of rank {self.rank} in step {self.step} is {times}; training continues"
+
+
+class Peaks:
+    """The detector of single gradients that are too large."""
+
+    def __init__(self) -> None:
+        self._usual: deque[list[float]] = deque(maxlen=NUM_USUAL)  # logarithms, by rank
+
+    def update(self, step: int, peaks: Sequence[float]) -> Peak | None:
+        """Add the peaks of a step, by rank; return the one that stands out, if one does."""
+        if not peaks or not all(0.0 < peak < math.inf for peak in peaks):
+            return None  # not known, or not finite, which other checks report
+        logs = [math.log(peak) for peak in peaks]
+        past = np.array(self._usual)
+        self._usual.append(logs)
+        if len(past) < NUM_FIRST:
+            return None
+        median = np.median(past, axis=0)
+        spread = MAD_TO_STD * np.median(np.abs(past - median), axis=0)
+        excess = np.array(logs) - median - np.maximum(math.log(PEAK_FACTOR), SPREADS * spread)
+        rank = int(excess.argmax())
+        return Peak(step, rank, peaks[rank], math.exp(float(median[rank]))) if excess[rank] > 0.0 else None
 
 
 def largest_parameter(replica: Replica) -> str:

@@ -21,7 +21,7 @@ from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
 from meshwright.train.parallel.mesh import Mesh
-from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, spans_of, squares_of
+from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, measures_of, spans_of, sum_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
 TIED = ("embed.weight", "head.weight")
@@ -65,7 +65,8 @@ class DataParallel:
         self.num_contributions = num_micro_batches
         self.overlaps = mesh.layout.overlap_dp
         self.takes = True  # gradients of a trial are dropped
-        self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed, to find the rank of a bad gradient
+        self.own: list[Tensor] = []  # `measures_of` this rank's buckets before they are summed
+        self.landed: Tensor | None = None  # sum of what this rank received
         cuts = cuts_of(chunk, mesh.tp)
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
@@ -106,11 +107,13 @@ class DataParallel:
             if not self.overlaps and self.zero_stage < 2:
                 self._leave(bucket)
             self._land(bucket)
+        if self.mesh.num_replicas > 1:
+            self.landed = torch.stack([sum_of(_summed(bucket)) for bucket in self.buckets]).sum()
         self.forget()
 
     def start(self) -> None:
         """Prepare for a new step."""
-        self.own_squares.clear()
+        self.own.clear()
         if self.zero_stage == 2:
             for bucket in self.buckets:
                 _summed(bucket).zero_()
@@ -153,6 +156,13 @@ class DataParallel:
             needs.append(needed)
         return needs
 
+    def equal(self) -> list[Tensor]:
+        """Tensors that all replicas hold alike after an update: the weights, and the optimizer's copy of them if it is not shared out."""
+        held = [bucket.weights for bucket in self.buckets]
+        if self.zero_stage == 0:
+            held += [bucket.shard.values for bucket in self.buckets if bucket.shard.copy is not None]
+        return held
+
     def forget(self) -> None:
         """Drop the gradients of a step that will not be applied."""
         for bucket in self.buckets:
@@ -171,7 +181,7 @@ class DataParallel:
             self._cross(self._leaving)
         self._leaving = bucket
         if self.mesh.num_replicas > 1:
-            self.own_squares.append(squares_of([bucket.gradients])[0])
+            self.own.append(measures_of(bucket.gradients))
         if self.zero_stage == 0 and axis.size > 1:
             bucket.work = dist.all_reduce(bucket.gradients, group=axis.group, async_op=True)
         elif axis.size > 1:

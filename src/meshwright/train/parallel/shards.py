@@ -185,9 +185,35 @@ def square_sum(shards: Sequence[Shard], tp_index: int) -> Tensor:
 
 def squares_of(gradients: Sequence[Tensor]) -> Tensor:
     """The sum of squares of each tensor, in fp64; on a GPU by one kernel that reads at the full memory bandwidth."""
-    if gradients[0].is_cuda and find_spec("triton") is not None:
+    if _has_kernel(gradients[0]):
         from meshwright.train.kernels.square_kernel import square_sums
 
         return square_sums(gradients)
     norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float32)
     return torch.stack(norms).double().square()
+
+
+def measures_of(gradient: Tensor) -> Tensor:
+    """The sum of squares of a tensor, its sum, and its largest absolute value times the root of its size, in fp64."""
+    size = math.sqrt(gradient.numel())
+    if _has_kernel(gradient):
+        from meshwright.train.kernels.square_kernel import measures
+
+        found = measures([gradient])[0]
+        found[2] *= size
+        return found
+    low, high = torch.aminmax(gradient)
+    return torch.stack((squares_of([gradient])[0], sum_of(gradient), torch.maximum(high, -low).double() * size))
+
+
+def sum_of(gradient: Tensor) -> Tensor:
+    """The sum of a tensor in fp64, added up in fp32 by blocks: in fp64 torch is six times slower, and this rounding is far below a step."""
+    if _has_kernel(gradient):
+        from meshwright.train.kernels.square_kernel import measures
+
+        return measures([gradient])[0, 1]
+    return gradient.sum(dtype=torch.float32).double()
+
+
+def _has_kernel(tensor: Tensor) -> bool:
+    return tensor.is_cuda and find_spec("triton") is not None

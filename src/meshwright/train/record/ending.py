@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,15 @@ from meshwright.errors import MeshwrightError
 from meshwright.record.entries import Event
 from meshwright.record.flight import in_words, read_traces
 from meshwright.record.header import RUNNING, read_header
+from meshwright.record.run import ASIDE
 from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_status
-from meshwright.train.launch import Failure
+from meshwright.train.health.watch import BEAT_S, RankState
+from meshwright.train.incidents import Incident
+from meshwright.train.launch import Failure, Place
 
 OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
+SILENT_S = 3 * BEAT_S  # without a report: then a rank has gone. A rank that only noticed it leaves a note
+NOTICED = "ending/noticed"  # in the store: how many ranks lost a connection, and a note of each
 TAIL_BYTES = 65536  # of steps.jsonl, enough for its last line
 
 
@@ -61,6 +68,27 @@ def record_end(folder: Path, reason: str, rank: int | None, message: str, **deta
             set_status(folder, "failed")
 
 
+def record_surrender(folder: Path, incident: Incident, why: str, tried: str) -> None:
+    """Record that a run which goes on by itself does not any more, and what was tried. Write errors are ignored, as in `record_end`."""
+    with suppress(MeshwrightError, OSError):
+        detail: dict[str, Any] = {
+            "number": incident.number,
+            "reason": incident.reason,
+            "rank": incident.rank,
+            "broke_at_step": incident.step,
+        }
+        detail |= {"action": "gave up", "tried": tried, "message": f"{incident.message}; not started again: {why}"}
+        append_event(folder, Event(time_s=elapsed_s(folder), kind="incident", step=incident.step, detail=detail))
+
+
+def silent_s(folder: Path, noticed_s: float) -> float:
+    """Seconds from the last step on record until a fault was noticed, which is given by the monotonic clock."""
+    with suppress(OSError, ValueError):
+        written = max(path.stat().st_mtime for name in ("steps.jsonl", ASIDE) if (path := folder / name).is_file())
+        return max(time.time() - (time.monotonic() - noticed_s) - written, 0.0)
+    return 0.0
+
+
 def last_step(folder: Path) -> int:
     """The last complete step in a run folder; 0 if there is none."""
     with open(folder / "steps.jsonl", "rb") as file:
@@ -71,3 +99,49 @@ def last_step(folder: Path) -> int:
         with suppress(ValueError, KeyError, TypeError):
             return int(json.loads(line)["step"])
     return 0
+
+
+def notices_first(store: dist.Store, rank: int) -> bool:
+    """Note that this rank has lost a connection, so that it does not count as gone itself; whether it is the first to notice."""
+    try:
+        store.set(f"{NOTICED}/{rank}", "1")
+        return store.add(NOTICED, 1) == 1
+    except RuntimeError:  # the process that hosts the store has gone too
+        return True
+
+
+def gone_ranks(place: Place, wait_s: float = SILENT_S) -> list[int]:
+    """The ranks that have ended without a word: they no longer report, and have not noticed the end of another rank.
+
+    One rank asks for all, because a store should not have to answer thousands of them at once. If the store does not answer, the rank that
+    hosts it has gone.
+    """
+    store, ranks = place.store, range(place.num_ranks)
+    try:
+        before = _beats(store, place.num_ranks)
+        time.sleep(wait_s)
+        after = _beats(store, place.num_ranks)
+        return [rank for rank in ranks if before[rank] == after[rank] and not store.check([f"{NOTICED}/{rank}"])]
+    except RuntimeError:
+        return [] if place.host is None else [place.host]
+
+
+def _beats(store: dist.Store, num_ranks: int) -> list[int]:
+    """The number of each rank's last report; -1: it has never reported, or its report cannot be read."""
+    found = [-1] * num_ranks
+    for rank in range(num_ranks):
+        with suppress(ValueError):
+            if store.check([f"watch/rank/{rank}"]):
+                found[rank] = RankState.from_json(store.get(f"watch/rank/{rank}")).beat
+    return found
+
+
+def loss_in_words(rank: int, gone: Sequence[int]) -> str:
+    """What a rank that has lost a connection reports."""
+    if not gone:
+        return f"rank {rank} lost the connection to another rank"
+    listed = ", ".join(map(str, gone[:8])) + (f" and {len(gone) - 8} more" if len(gone) > 8 else "")
+    who = f"ranks {listed} have" if len(gone) > 1 else f"rank {listed} has"
+    return (
+        f"{who} ended without a message; rank {rank} lost the connection, and hears nothing more from {'them' if len(gone) > 1 else 'it'}"
+    )

@@ -22,8 +22,9 @@ from meshwright.ledger import Budget, amount
 from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
-from meshwright.train.health.spikes import Spike
+from meshwright.train.health.spikes import Peak, Spike
 from meshwright.train.health.stragglers import Stragglers
+from meshwright.train.incidents import Incident
 from meshwright.train.job import TrainingJob
 from meshwright.train.record import measured
 from meshwright.train.record.meter import Meter
@@ -82,6 +83,8 @@ class Logbook:
         self.live = LiveLine(job, out or progress_stream(job)) if writer else None
         self.recording_s = 0.0  # time to write the record of the last step
         self._waiting: Step | None = None
+        self._begun_step = 0
+        self._after = job.after  # the incident whose cost is known with the first step
         self._begun_s = time.monotonic()
         self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
         self.rank_times = RankTimes(writer.folder) if writer else None
@@ -98,6 +101,9 @@ class Logbook:
         self._waiting = done
         if self.writer is not None:
             self.writer.step_aside(self._record(done, {}))
+            if self._after is not None:
+                self._incident(done, self._after)
+                self._after = None
 
     def flush(self) -> None:
         """Write the record of the waiting step, once its times are here. All ranks must call it."""
@@ -175,6 +181,39 @@ class Logbook:
         if self.live:
             self.live.say(message)
 
+    def _incident(self, done: Step, incident: Incident) -> None:
+        """Record that the run goes on after a fault, and what the fault cost until the end of this step."""
+        num_lost, lost_s = incident.lost(self._begun_step)
+        down_s = done.ended_s - done.step_s - incident.noticed_s
+        action = f"restarted from step {self._begun_step}"
+        cost_s = incident.silent_s + down_s + lost_s
+        rate = self.job.rate
+        usd = {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
+        words = f"{incident.message}; {action}, {num_lost} steps are done again, {seconds(cost_s)} lost"
+        detail: dict[str, Any] = {
+            "number": incident.number,
+            "reason": incident.reason,
+            "rank": incident.rank,
+            "broke_at_step": incident.step,
+        }
+        detail |= {
+            "action": action,
+            "num_lost_steps": num_lost,
+            "noticed_after_s": incident.silent_s,
+            "down_s": down_s,
+            "lost_s": lost_s,
+            **usd,
+        }
+        self.event("incident", done, **detail, message=words)
+        if self.live:
+            self.live.say(f"incident {incident.number}: {words}")
+
+    def peak(self, progress: Counts, found: Peak) -> None:
+        """Record that one gradient of the current step is far larger than usual."""
+        self.event("gradient_peak", progress, rank=found.rank, size=found.size, usual_size=found.usual, message=str(found))
+        if self.live:
+            self.live.say(str(found))
+
     def event(self, kind: str, progress: Counts, **detail: Any) -> None:
         """Record an event."""
         if self.writer is not None:
@@ -195,7 +234,7 @@ class Logbook:
         if job.budget is not None:
             detail |= {"budget_usd": str(job.budget.usd), "spent_usd": str(job.budget.spent_usd)}
         self.event("resumed" if job.resume else "start", progress, **detail, starting_s=starting_s)
-        self._begun_s = time.monotonic() - starting_s
+        self._begun_s, self._begun_step = time.monotonic() - starting_s, progress.step
         self._keep_money()
 
     def _keep_money(self) -> None:

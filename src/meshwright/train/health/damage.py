@@ -1,0 +1,93 @@
+"""Damaged data between replicas: numbers of a step that must agree, and do not.
+
+Two checks, on numbers that every rank sends with the sums of the step. Both stop the run, because a replica with other weights, or a sum
+that is wrong, makes all later steps wrong.
+
+*The state that replicas hold alike.* Every step they compare a digest of one part of their weights (without ZeRO also of the optimizer's
+state). Any bit that differs is found within `NUM_PARTS` steps. With three replicas or more, the one that differs from most is named.
+
+*The sum over replicas.* Adding is linear: the sum of all gradients that were sent is the sum of all that were received, but for rounding.
+So a number that changed on the way, in a buffer or in the sum itself, is found in the same step, if the change is larger than the rounding
+of all other numbers together: about 1e-6 of the gradient norm in fp32. A smaller change in a single gradient does not matter.
+
+What is not found: a number that was wrong before it was sent, because no other rank has computed it. `spikes` reports those that are far
+too large. The state that ZeRO divides among replicas exists only once, and so does everything in a run with one replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.layout import Layout
+from meshwright.train.parallel.digests import NUM_PARTS
+from meshwright.train.sums import StepResult
+
+# The rounding of one addition is at most half an epsilon of the result, and rounding errors of many numbers add up like a random walk.
+# This many times that is far beyond chance.
+ROUNDINGS = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Replicas whose numbers do not agree."""
+
+    what: str  # state or sum
+    ranks: tuple[int, ...]  # where the damage is; several: it is not known in which of them
+    message: str
+
+
+class Comparison:
+    """Which ranks must agree, under one layout. `epsilon` is that of the format in which gradients are summed."""
+
+    def __init__(self, layout: Layout, epsilon: float) -> None:
+        self.layout, self.epsilon = layout, epsilon
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for rank in range(layout.num_ranks):
+            place = layout.coordinate(rank)
+            groups[place["pp"], place["tp"]].append(rank)
+        self.groups = [tuple(ranks) for ranks in groups.values() if len(ranks) > 1]
+
+    def damage(self, step: int, result: StepResult) -> Damage | None:
+        """What does not agree in a step, if anything. All ranks get the same answer."""
+        for ranks in self.groups if result.checks else ():
+            found = self._of_state(step, ranks, result) or self._of_sum(step, ranks, result)
+            if found is not None:
+                return found
+        return None
+
+    def _of_state(self, step: int, ranks: Sequence[int], result: StepResult) -> Damage | None:
+        digests = {rank: result.checks[rank].digest for rank in ranks}
+        (usual, count), *others = Counter(digests.values()).most_common()
+        if not others:
+            return None
+        is_clear = count > len(ranks) / 2
+        odd = tuple(rank for rank in ranks if not is_clear or digests[rank] != usual)
+        same = tuple(rank for rank in ranks if rank not in odd)
+        what = f"differs from that of {_named(same)}" if is_clear else "differs, and it is not known which of them is right"
+        since = f"somewhere in the last {NUM_PARTS} steps"
+        return Damage("state", odd, f"the state of {_named(odd)} {what}: found at step {step}, it began {since}")
+
+    def _of_sum(self, step: int, ranks: Sequence[int], result: StepResult) -> Damage | None:
+        sent = math.fsum(result.checks[rank].sent for rank in ranks)
+        size = math.fsum(result.own_norms[rank] for rank in ranks)
+        limit = ROUNDINGS * self.epsilon * math.sqrt(len(ranks)) * size
+        for holders in self._holders(ranks):
+            received = math.fsum(result.checks[rank].received for rank in holders)
+            if abs(received - sent) > limit:
+                by = f"by {abs(received - sent):.3g}, where rounding explains {limit:.1g}"
+                return Damage("sum", holders, f"the summed gradients of {_named(holders)} at step {step} are not what was sent: {by}")
+        return None
+
+    def _holders(self, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+        """Ranks that together hold the sum once: each rank without ZeRO, otherwise each group that shares a state."""
+        size = self.layout.sharing_ranks if self.layout.zero_stage else 1
+        in_order = sorted(ranks, key=lambda rank: (self.layout.coordinate(rank)["dp"], self.layout.coordinate(rank)["cp"]))
+        return [tuple(sorted(in_order[at : at + size])) for at in range(0, len(in_order), size)]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) != 1 else ''} {listed}"

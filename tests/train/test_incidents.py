@@ -1,0 +1,49 @@
+"""When a run that goes on by itself is started again, and when it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.train.incidents import MOST_WITHOUT_PROGRESS, Incident, Incidents
+
+
+def fault(incidents: Incidents, step: int, reason: str = "signal", rank: int | None = 1) -> str:
+    number = len(incidents.all) + 1
+    return incidents.refusal(Incident(number=number, reason=reason, rank=rank, step=step, message=f"rank {rank} died", noticed_s=0.0))
+
+
+def test_faults_at_other_steps_are_tried_again_without_end() -> None:
+    incidents = Incidents()
+    assert [fault(incidents, step) for step in range(0, 900, 3)] == [""] * 300
+
+
+def test_the_same_fault_at_the_same_step_is_not_tried_a_third_time() -> None:
+    incidents = Incidents()
+    assert fault(incidents, 12, "exception") == ""
+    assert fault(incidents, 12, "exception") == "the same happened at step 12 before (incident 1), after a restart from a checkpoint"
+    assert incidents.tried() == "incident 1 at step 12: rank 1 died; incident 2 at step 12: rank 1 died"
+
+
+def test_another_fault_at_that_step_is_tried() -> None:
+    incidents = Incidents()
+    assert [fault(incidents, 12, reason) for reason in ("exception", "hang")] == ["", ""]
+
+
+def test_faults_that_come_no_further_are_given_up() -> None:
+    incidents = Incidents()
+    found = [fault(incidents, step) for step in (20, 19, 18, 17)]
+    assert found[:-1] == [""] * MOST_WITHOUT_PROGRESS
+    assert found[-1] == "3 restarts in a row came no further than step 20"
+    assert len(found) == MOST_WITHOUT_PROGRESS + 1
+
+
+@pytest.mark.parametrize("reason", ["input", "interrupt"])
+def test_what_does_not_pass_is_not_tried(reason: str) -> None:
+    assert fault(Incidents(), 5, reason) == "it would fail again"
+
+
+def test_what_is_lost_by_hand() -> None:
+    times_s = {4: 1.0, 5: 1.0, 6: 2.0, 7: 3.0}
+    incident = Incident(number=1, reason="hang", rank=None, step=7, message="hang", noticed_s=0.0, step_times_s=times_s)
+    assert incident.lost(5) == (2, 5.0)
+    assert incident.lost(7) == (0, 0.0)
