@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "meshwright"
 # places of their own, because a job stands among them: it knows what a layout must divide, and what prices a layout takes a job.
 ARROW = (
     ("cli",),
+    ("engines",),  # a job leaves out the doctor's bad nodes
     ("serve", "doctor"),  # the live page shows what reports show; the doctor times nodes as the trainer would
     ("report", "audit", "train"),
     ("say",),

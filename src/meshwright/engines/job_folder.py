@@ -1,0 +1,77 @@
+"""The folder of a job's files: the plan, the site file, what the engine is given, and what it answered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.doctor.bad_nodes import read_bad_nodes
+from meshwright.engines.request import (
+    ALLOCATED_FILE,
+    BAD_FILE,
+    HOSTS_FILE,
+    PLACED_FILE,
+    PLAN_FILE,
+    RANKS_FILE,
+    SITE_FILE,
+    TOPOLOGY_FILE,
+    JobFile,
+    Request,
+)
+from meshwright.engines.seating import Seating, hosts_text, racks_of_site, racks_of_slurm, ranks_text, seat
+from meshwright.engines.shape import Shape
+from meshwright.engines.site import read_site
+from meshwright.errors import InputError
+from meshwright.files import read_text, refusal, write_whole
+from meshwright.plan.plan import Plan, plan_bytes, read_plan
+
+MOST_LIST_BYTES = 64 << 20
+
+
+def write_job(request: Request, files: Sequence[JobFile], site_text: str) -> None:
+    """Write everything that the job needs into its folder, which only its user may enter."""
+    folder = request.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+    except OSError as error:
+        raise refusal("cannot make the job's folder", folder, error) from None
+    write_whole(folder / PLAN_FILE, plan_bytes(request.plan))
+    write_whole(folder / SITE_FILE, site_text)
+    for file in files:
+        if file.is_kept:
+            write_whole(folder / file.name, file.text)
+
+
+def place(folder: Path) -> tuple[Plan, Seating]:
+    """Put the ranks of a job's plan on the nodes that it was allocated; write the host file, the rank map and the plan to run."""
+    plan, site = read_plan(folder / PLAN_FILE), read_site(folder / SITE_FILE)
+    allocated = _lines(folder / ALLOCATED_FILE)
+    racks = racks_of_site(site.racks) or racks_of_slurm("\n".join(_lines(folder / TOPOLOGY_FILE, is_needed=False)))
+    bad = [one.node for one in read_bad_nodes(folder / BAD_FILE)]
+    shape = Shape.of(plan)
+    seating = seat(shape, allocated, racks, bad)
+    if seating is None:
+        raise InputError(
+            f"{shape.words}, and the {len(allocated)} allocated nodes do not allow it",
+            where=str(folder / ALLOCATED_FILE),
+            fix="ask for more nodes (--spares), or plan again for fewer",
+        )
+    write_whole(folder / HOSTS_FILE, hosts_text(shape, seating.hosts))
+    write_whole(folder / RANKS_FILE, ranks_text(shape, seating))
+    write_whole(folder / PLACED_FILE, plan_bytes(plan))
+    return plan, seating
+
+
+def _lines(path: Path, *, is_needed: bool = True) -> list[str]:
+    try:
+        return [line.strip() for line in read_text(path, MOST_LIST_BYTES).splitlines() if line.strip()]
+    except FileNotFoundError:
+        if not is_needed:
+            return []
+        raise InputError(
+            f"{path.name} is missing", where=str(path), fix="this command is for the inside of a job: its script writes the file first"
+        ) from None
+    except OSError as error:
+        raise refusal(f"cannot read {path.name}", path, error) from None
