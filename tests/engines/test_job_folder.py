@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.doctor.bad_nodes import BadNode, write_bad_nodes
 from meshwright.engines.engine import files_of
-from meshwright.engines.job_folder import place, write_job
+from meshwright.engines.job_folder import Submitted, place, read_submitted, write_job
 from meshwright.errors import InputError
 from meshwright.plan.plan import read_plan
 
@@ -55,3 +55,11 @@ def test_outside_of_a_job_the_error_says_so(job):
     (job.folder / "allocated").unlink()
     with pytest.raises(InputError, match="allocated is missing"):
         place(job.folder)
+
+
+def test_what_was_submitted_is_kept(job):
+    assert read_submitted(job.folder) is None
+    Submitted(engine="slurm", job="17").write(job.folder)
+    assert read_submitted(job.folder) == Submitted(engine="slurm", job="17")
+    (job.folder / "job.json").write_text("[]")
+    assert read_submitted(job.folder) is None

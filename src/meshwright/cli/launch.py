@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +11,13 @@ import typer
 from meshwright.cli.options import RunsDir
 
 if TYPE_CHECKING:
+    from meshwright.engines.engine import Engine
+    from meshwright.engines.job_folder import Submitted
     from meshwright.engines.request import JobFile, Request
     from meshwright.engines.site import Site
+    from meshwright.errors import InputError
 
+FAILED = 1
 OWN_OPTIONS = ("--name", "--runs", "--resume", "--resume-if-exists", "--json")  # of `train`, which launch gives itself
 
 
@@ -47,6 +52,16 @@ def launch(
     ] = None,
     runs: RunsDir = Path("runs"),
     jobs: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the jobs' files.")] = Path("jobs"),
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show queue, nodes and steps until the job ends; ssh and local always do.")
+    ] = False,
+    cancel_on_interrupt: Annotated[
+        bool, typer.Option("--cancel-on-interrupt", help="Cancel the job when following it ends by Ctrl-C.")
+    ] = False,
+    give_up_after: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.0, help="Cancel a job that has not started after so long.", show_default=False),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files instead of submitting them.")] = False,
     example: Annotated[str, typer.Option(metavar="ENGINE", help="Print a site file for this engine, with every key.")] = "",
     place: Annotated[
@@ -77,10 +92,72 @@ def launch(
         for file in files:
             print(f"==> {file.name} <==\n{file.text}")
         return
-    from meshwright.engines.job_folder import write_job
+    code = _submit(on, request, files, site_text, follow=follow, cancels=cancel_on_interrupt, give_up_s=give_up_after)
+    if code:
+        raise typer.Exit(code)
 
-    write_job(request, files, site_text)
-    print(f"the files of the job are in {request.folder}")
+
+def _submit(
+    on: str, request: Request, files: list[JobFile], site_text: str, *, follow: bool, cancels: bool, give_up_s: float | None
+) -> int:
+    """Submit the job, or take up one of that name that is still under way; follow it if that is asked for."""
+    from meshwright.engines.engine import engine_of
+    from meshwright.engines.job_folder import Submitted, read_submitted, write_job
+
+    engine = engine_of(on, request)
+    before = read_submitted(request.folder)
+    job = _under_way(engine, before, on) if before else ""
+    if job and not follow:
+        raise _twice(request, job)
+    if not job:
+        engine.check(request)
+        write_job(request, files, site_text)
+        job = engine.submit(request)
+        Submitted(engine=on, job=job).write(request.folder)
+        print(f"meshwright: submitted to {on} as job {job}; its files are in {request.folder}", file=sys.stderr)
+    if not follow and engine.outlives and give_up_s is None:
+        print(job)
+        return 0
+    return _followed(engine, job, request, cancels=cancels, give_up_s=give_up_s)
+
+
+def _under_way(engine: Engine, before: Submitted, on: str) -> str:
+    """The job that was submitted before, if it has not ended."""
+    from meshwright.engines.engine import ACTIVE
+
+    return before.job if engine.outlives and before.engine == on and engine.state(before.job).phase in ACTIVE else ""
+
+
+def _twice(request: Request, job: str) -> InputError:
+    from meshwright.errors import InputError
+
+    return InputError(
+        f"the job {request.name} is under way already, as {job}",
+        where=str(request.folder),
+        fix="add --follow to follow it, or choose another --name",
+    )
+
+
+def _followed(engine: Engine, job: str, request: Request, *, cancels: bool, give_up_s: float | None) -> int:
+    """Follow a job to its end; return the exit status."""
+    from meshwright.engines.engine import DONE
+    from meshwright.engines.follow import follow
+
+    try:
+        ending = follow(engine, job, request, lambda line: print(line, flush=True), give_up_s=give_up_s)
+    except KeyboardInterrupt:
+        if cancels or not engine.outlives:
+            engine.cancel(job)
+            print(f"meshwright: job {job} was cancelled", file=sys.stderr)
+        else:
+            print(f"meshwright: job {job} goes on; end it with: {engine.by_hand(job)}", file=sys.stderr)
+        raise
+    except BaseException:
+        if not engine.outlives:
+            engine.cancel(job)
+        raise
+    print(ending.message, file=sys.stdout if ending.phase == DONE else sys.stderr)
+    return 0 if ending.phase == DONE else FAILED
 
 
 def _example(engine: str) -> str:

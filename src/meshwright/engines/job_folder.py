@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshwright.doctor.bad_nodes import read_bad_nodes
@@ -27,6 +29,28 @@ from meshwright.files import read_text, refusal, write_whole
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
 
 MOST_LIST_BYTES = 64 << 20
+SUBMITTED_FILE = "job.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What the engine answered: kept, so that the job can be followed again."""
+
+    engine: str
+    job: str
+
+    def write(self, folder: Path) -> None:
+        """Write it into the job's folder."""
+        write_whole(folder / SUBMITTED_FILE, json.dumps(asdict(self)) + "\n")
+
+
+def read_submitted(folder: Path) -> Submitted | None:
+    """The job that was submitted from a folder; None where there is none, or its file is damaged."""
+    try:
+        values = json.loads(read_text(folder / SUBMITTED_FILE, MOST_LIST_BYTES))
+        return Submitted(engine=str(values["engine"]), job=str(values["job"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def write_job(request: Request, files: Sequence[JobFile], site_text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 
 from meshwright.engines.request import PLAN_FILE, JobFile, Request, settings
+from meshwright.engines.site import Site
 
 COMMAND_FILE = "command.sh"
 
@@ -16,5 +18,6 @@ def local_files(request: Request) -> list[JobFile]:
 
 
 def local_command(request: Request) -> list[str]:
-    """The words of the command."""
-    return [request.site.python, *request.train(str(request.folder / PLAN_FILE))]
+    """The words of the command. Unless the site names a Python, it is the one that runs now."""
+    named = request.site.python
+    return [sys.executable if named == Site().python else named, *request.train(str(request.folder / PLAN_FILE))]
