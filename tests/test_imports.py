@@ -48,7 +48,7 @@ APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator")
 ROOMS = (
     ("session",),
     ("loop", "checks", "measure", "rehearse"),
-    ("record", "saves", "meeting"),
+    ("record", "saves", "meeting", "agreement"),
     ("launch",),
     ("health", "interop"),
     ("replica", "job"),
@@ -57,6 +57,7 @@ ROOMS = (
     ("model",),
     ("kernels",),
     ("data", "checkpoint", "benchmark", "folders", "shared_gpu"),
+    ("sealed",),
 )
 # Values that a notebook user calls methods on: each of these forwards to the function above it, inside the method.
 FORWARDS = {

@@ -23,7 +23,8 @@ def job(request_of):
 
 
 def test_the_folder_has_all_that_a_job_needs_for_its_user_alone(job):
-    assert {path.name for path in job.folder.iterdir()} == {"plan.json", "site.toml", "job.sbatch", "allocated", "topology"}
+    assert {path.name for path in job.folder.iterdir()} == {"plan.json", "site.toml", "job.sbatch", "secret", "allocated", "topology"}
+    assert len((job.folder / "secret").read_text().strip()) == 64 and (job.folder / "secret").stat().st_mode & 0o777 == 0o600
     assert job.folder.stat().st_mode & 0o777 == 0o700
     assert read_plan(job.folder / "plan.json") == job.plan
 

@@ -13,12 +13,12 @@ from meshwright.engines.kubernetes import Kubernetes
 from meshwright.engines.site import Site
 from meshwright.errors import InputError
 
-KUBECTL = """
+KUBECTL = r"""
 case "$*" in
   *can-i*) cat can;;
   *"get nodes"*) cat nodes;;
   *"get pods"*) cat pods;;
-  *apply*|*create*) if [ -e refusal ] && [[ "$*" == *create* ]]; then cat refusal >&2; exit 1; fi;;
+  *apply*|*create*) if [ -e refusal ] && [[ "$*" == *create\ --filename* ]]; then cat refusal >&2; exit 1; fi;;
   *" get "*) if [ -e job ]; then cat job; else echo 'Error from server (NotFound): x' >&2; exit 1; fi;;
   *exec*) tail -c +1 steps;;
 esac"""
@@ -58,6 +58,7 @@ def test_a_job_is_checked_and_submitted(cluster, job):
     engine().check(job)
     assert engine().submit(job) == "first"
     assert [call.split()[2] for call in cluster.calls if "--filename" in call] == ["apply", "create"]
+    assert f"create secret generic first-secret --from-file=secret={job.folder}/secret" in " ".join(cluster.calls)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_is_refused_leaves_nothing_of_ours(cluster, job, text, fix, is_left
     cluster.write("refusal", text)
     with pytest.raises(InputError) as caught:
         engine().submit(job)
-    assert fix in caught.value.fix and any(" delete " in call for call in cluster.calls) is not is_left
+    assert fix in caught.value.fix and any(" delete jobsets" in call for call in cluster.calls) is not is_left
 
 
 def said(cluster, conditions=(), pods=()):
@@ -130,5 +131,10 @@ def test_files_are_read_in_the_first_pod(cluster):
 
 def test_everything_is_deleted(cluster):
     engine("job").cancel("first")
-    assert [call.split()[3] for call in cluster.calls] == ["jobs.batch/first", "configmap/first-plan", "service/first"]
+    assert [call.split()[3] for call in cluster.calls] == [
+        "jobs.batch/first",
+        "configmap/first-plan",
+        "secret/first-secret",
+        "service/first",
+    ]
     assert engine().by_hand("first").startswith("kubectl --namespace=me delete jobsets.jobset.x-k8s.io/first")

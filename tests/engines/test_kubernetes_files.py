@@ -126,7 +126,13 @@ def test_a_pod_has_its_plan_its_gpus_and_its_mounts(request_of):
     container = pod["containers"][0]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "4", "rdma/hca": "8"}
     assert {"name": "GLOO_SOCKET_IFNAME", "value": "eth0"} in container["env"] and {"name": "A", "value": "b"} in container["env"]
-    assert {one["mountPath"] for one in container["volumeMounts"]} == {"/etc/meshwright", "/dev/shm", "/shared", "/scratch"}
+    assert {one["mountPath"] for one in container["volumeMounts"]} == {
+        "/etc/meshwright",
+        "/run/meshwright",
+        "/dev/shm",
+        "/shared",
+        "/scratch",
+    }
     assert {"name": "mount-0", "persistentVolumeClaim": {"claimName": "claim"}} in pod["volumes"]
     assert pod["subdomain"] == "first"
     away = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]

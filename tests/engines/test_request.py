@@ -16,11 +16,11 @@ def test_the_training_command_continues_a_run_that_is_there(request_of):
 
 def test_torchrun_starts_the_ranks_of_a_node(request_of):
     request = request_of(runs=Path("/a b"))
-    command = request.torchrun("p.json", num_nodes=2, num_local=4, node="$N", address="$A", port=1)
+    command = request.torchrun("p.json", "/j/secret", num_nodes=2, num_local=4, node="$N", address="$A", port=1)
     assert command.startswith(
         "python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --node-rank=$N --master-addr=$A --master-port=1"
     )
-    assert "--runs '/a b'" in command
+    assert "--runs '/a b'" in command and "--secret /j/secret" in command
 
 
 def test_spares_are_asked_for_beyond_the_plan(request_of):

@@ -57,6 +57,7 @@ class Wishes:
     profile: str = ""
     resume_if_exists: bool = False
     ranks_per_gpu: int = 1
+    secret: Path | None = None
     given: frozenset[str] = frozenset()
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,31 +113,39 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 def run_launched(wishes: Wishes) -> int:
     """Train as the rank that a launcher started this process as. An error that all ranks find is printed by rank 0 only."""
+    from meshwright.train.agreement import agree, check_shared, facts_of, needs_shared_folder
     from meshwright.train.checks import check_job
     from meshwright.train.launch import ReportedElsewhere, explain_failure
     from meshwright.train.meeting import meet
     from meshwright.train.saves import check_steps
+    from meshwright.train.sealed import read_secret
     from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"
     if not wishes.name:
         raise InputError("ranks that a launcher starts need the run's name", where="--name", fix="add --name NAME")
+    secret = b""
     try:
+        secret = read_secret(wishes.secret) if wishes.secret else b""
         wishes = settled(wishes)
         job = job_of(wishes)
         if is_over(wishes):
             return 0
         is_gpu = on_gpus(job.plan)
-        check_job(job, reads_corpus=is_first)
+        corpus = check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
         check_steps(job)
         share_gpus(job)
-    except InputError:
+    except InputError as error:
         if is_first:
             raise
+        _report_alone(wishes, secret, error)
         return 2
     try:
-        place = meet(os.environ, wishes.rendezvous_timeout_s)
+        place = meet(os.environ, wishes.rendezvous_timeout_s, secret)
+        agree(place, facts_of(job, corpus.digest))
+        if needs_shared_folder(job):
+            check_shared(place, job.runs)
         if is_first:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
@@ -152,6 +161,15 @@ def run_launched(wishes: Wishes) -> int:
     if is_first:
         show_end(job, wishes)
     return 0
+
+
+def _report_alone(wishes: Wishes, secret: bytes, error: InputError) -> None:
+    """Tell rank 0 what this rank finds wrong. If rank 0 finds the same, it has printed it and does not come."""
+    from meshwright.train.agreement import agree
+    from meshwright.train.meeting import meet
+
+    with suppress(MeshwrightError, RuntimeError):
+        agree(meet(os.environ, wishes.rendezvous_timeout_s, secret), {}, trouble=f"{error.what} ({error.where})")
 
 
 def show_end(job: TrainingJob, wishes: Wishes) -> None:

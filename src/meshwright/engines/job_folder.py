@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from meshwright.engines.request import (
     PLACED_FILE,
     PLAN_FILE,
     RANKS_FILE,
+    SECRET_FILE,
     SITE_FILE,
     TOPOLOGY_FILE,
     JobFile,
@@ -66,6 +69,19 @@ def write_job(request: Request, files: Sequence[JobFile], site_text: str) -> Non
     for file in files:
         if file.is_kept:
             write_whole(folder / file.name, file.text)
+    _write_secret(folder / SECRET_FILE)
+
+
+def _write_secret(path: Path) -> None:
+    """A new secret for every submission, for the job's user alone."""
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    except OSError as error:
+        raise refusal("cannot write the secret of the job", path, error) from None
 
 
 def place(folder: Path) -> tuple[Plan, Seating]:

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.engines.engine import CANCELLED, DONE, FAILED, RUNNING, WAITING, State
 from meshwright.engines.kubernetes_files import JOB_FILE, PLAN_OBJECT_FILE
 from meshwright.engines.programs import Answer, call
-from meshwright.engines.request import Request
+from meshwright.engines.request import SECRET_FILE, Request
 from meshwright.errors import InputError
 
 KUBERNETES = "Kubernetes"
@@ -26,7 +26,6 @@ class Kubernetes:
 
     def __init__(self, name: str, kind: str, namespace: str) -> None:
         self.name, self.kind, self.namespace = name, kind, namespace
-        self.folder: Path | None = None
 
     def _call(self, *words: str) -> Answer:
         return call(["kubectl", f"--namespace={self.namespace}", *words], KUBERNETES)
@@ -76,9 +75,14 @@ class Kubernetes:
 
     def submit(self, request: Request) -> str:
         """Create the objects; if one is refused, none is left."""
-        self.folder = request.folder
-        for file, verb in ((PLAN_OBJECT_FILE, "apply"), (JOB_FILE, "create")):
-            answer = self._call(verb, f"--filename={request.folder / file}")
+        folder = request.folder
+        self._call("delete", "secret", f"{self.name}-secret", "--ignore-not-found")  # of an earlier start
+        for words in (
+            ("create", "secret", "generic", f"{self.name}-secret", f"--from-file={SECRET_FILE}={folder / SECRET_FILE}"),
+            ("apply", f"--filename={folder / PLAN_OBJECT_FILE}"),
+            ("create", f"--filename={folder / JOB_FILE}"),
+        ):
+            answer = self._call(*words)
             if answer.code:
                 is_there = "AlreadyExists" in answer.err
                 if not is_there:
@@ -116,7 +120,12 @@ class Kubernetes:
 
     def cancel(self, job: str) -> None:
         """Delete the objects of the job."""
-        names = [f"{RESOURCES[self.kind]}/{job}", f"configmap/{job}-plan", *([f"service/{job}"] if self.kind == "job" else [])]
+        names = [
+            f"{RESOURCES[self.kind]}/{job}",
+            f"configmap/{job}-plan",
+            f"secret/{job}-secret",
+            *([f"service/{job}"] if self.kind == "job" else []),
+        ]
         for name in names:
             self._call("delete", name, "--ignore-not-found", "--wait=false")
 
@@ -130,7 +139,7 @@ class Kubernetes:
 
     def by_hand(self, job: str) -> str:
         """The command with which a user ends the job."""
-        return f"kubectl --namespace={self.namespace} delete {RESOURCES[self.kind]}/{job} configmap/{job}-plan"
+        return f"kubectl --namespace={self.namespace} delete {RESOURCES[self.kind]}/{job} configmap/{job}-plan secret/{job}-secret"
 
 
 def _is_first(pod: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.engines.request import PLAN_FILE, USUAL_PORT, JobFile, Request, comments, settings
+from meshwright.engines.request import PLAN_FILE, SECRET_FILE, USUAL_PORT, JobFile, Request, comments, settings
 from meshwright.engines.yaml_text import yaml_text
 from meshwright.errors import InputError
 from meshwright.plan.export.heading import origin
@@ -21,7 +21,7 @@ NODES, CONTAINER = "nodes", "trainer"  # the replicated job of a JobSet, and the
 RUNTIME_JOB, RUNTIME_CONTAINER = "node", "node"  # what Kubeflow's own runtimes call them
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # room for what a JobSet and a Job add to the name of a pod, at most 63
 MOST_PLAN_BYTES = 1_000_000  # a ConfigMap holds 1 MiB
-PLAN_FOLDER = "/etc/meshwright"
+PLAN_FOLDER, SECRET_FOLDER = "/etc/meshwright", "/run/meshwright"
 GRACE_S = 90  # to save before a pod is ended
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 KUEUE = "kueue.x-k8s.io"
@@ -224,6 +224,7 @@ def _script(request: Request, node: str, address: str) -> str:
     shape = request.shape
     command = request.torchrun(
         f"{PLAN_FOLDER}/{PLAN_FILE}",
+        f"{SECRET_FOLDER}/{SECRET_FILE}",
         num_nodes=shape.num_nodes,
         num_local=shape.ranks_per_node,
         node=node,
@@ -254,10 +255,12 @@ def _volumes(request: Request) -> tuple[list[Object], list[Object]]:
     """The volumes of a pod, and where its container has them: plan, shared memory, and the site's mounts."""
     volumes: list[Object] = [
         {"name": "plan", "configMap": {"name": f"{request.name}-plan"}},
+        {"name": "secret", "secret": {"secretName": f"{request.name}-secret", "defaultMode": 0o400}},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": request.site.kubernetes.shared_memory}},
     ]
     mounts: list[Object] = [
         {"name": "plan", "mountPath": PLAN_FOLDER, "readOnly": True},
+        {"name": "secret", "mountPath": SECRET_FOLDER, "readOnly": True},
         {"name": "shared-memory", "mountPath": "/dev/shm"},
     ]
     for number, mount in enumerate(request.site.mounts):

@@ -14,6 +14,7 @@ from meshwright.plan.plan import Plan
 
 PLAN_FILE, PLACED_FILE, SITE_FILE, HOSTS_FILE, RANKS_FILE = "plan.json", "placed.json", "site.toml", "hosts", "ranks.csv"
 ALLOCATED_FILE, TOPOLOGY_FILE, BAD_FILE, OUTPUT_FILE = "allocated", "topology", "bad-nodes.json", "output.log"
+SECRET_FILE = "secret"
 USUAL_PORT = 29500
 
 
@@ -50,15 +51,15 @@ class Request:
         """Nodes to ask for, with spares."""
         return self.shape.num_nodes + self.num_spares
 
-    def train(self, plan: str) -> list[str]:
-        """The words of the training command of every rank, after the name of Python."""
-        given = ["--name", self.name, "--runs", str(self.runs), "--resume-if-exists"]
+    def train(self, plan: str, secret: str = "") -> list[str]:
+        """The words of the training command of every rank, after the name of Python; `secret` is the file of the job's secret."""
+        given = ["--name", self.name, "--runs", str(self.runs), "--resume-if-exists", *(["--secret", secret] if secret else [])]
         return ["-m", "meshwright", "train", plan, *given, *self.options]
 
-    def torchrun(self, plan: str, *, num_nodes: int, num_local: int | str, node: str, address: str, port: int | str) -> str:
+    def torchrun(self, plan: str, secret: str, *, num_nodes: int, num_local: int | str, node: str, address: str, port: int | str) -> str:
         """The shell command that starts the ranks of one node; `node`, `address` and `port` are in the shell's own words."""
         words = [self.site.python, "-m", "torch.distributed.run", f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}"]
-        trained = shlex.join(self.train(plan))
+        trained = shlex.join(self.train(plan, secret))
         return f"{shlex.join(words)} --node-rank={node} --master-addr={address} --master-port={port} \\\n  {trained}"
 
 

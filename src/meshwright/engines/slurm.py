@@ -32,7 +32,7 @@ REFUSALS = (
     ("user's group not permitted", "this user may not use the partition", f"name another in slurm.partition {SITE}"),
     (
         "node configuration is not available",
-        "no nodes of the partition are as the job asks",
+        "no nodes are as the job asks",
         f"correct slurm.gres and slurm.constraint {SITE}",
     ),
     ("more processors requested", "the partition allows fewer processors", ELSEWHERE),

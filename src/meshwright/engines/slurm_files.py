@@ -17,6 +17,7 @@ from meshwright.engines.request import (
     OUTPUT_FILE,
     PLACED_FILE,
     PLAN_FILE,
+    SECRET_FILE,
     TOPOLOGY_FILE,
     JobFile,
     Request,
@@ -57,7 +58,7 @@ def batch_script(request: Request) -> str:
         shlex.quote(site.python),
         {name: shlex.quote(str(folder / name)) for name in (ALLOCATED_FILE, TOPOLOGY_FILE, HOSTS_FILE)},
     )
-    trained = shlex.join([site.python, *request.train(str(folder / PLACED_FILE))])
+    trained = shlex.join([site.python, *request.train(str(folder / PLACED_FILE), str(folder / SECRET_FILE))])
     port = str(site.port) if site.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
     lines = [
         "#!/bin/bash",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from meshwright.engines.request import HOSTS_FILE, PLAN_FILE, RANKS_FILE, USUAL_PORT, JobFile, Request, comments, exports
+from meshwright.engines.request import HOSTS_FILE, PLAN_FILE, RANKS_FILE, SECRET_FILE, USUAL_PORT, JobFile, Request, comments, exports
 from meshwright.engines.seating import check_count, hosts_text, racks_of_site, ranks_text, seat
 from meshwright.errors import InputError
 from meshwright.plan.export.heading import origin
@@ -58,6 +58,7 @@ def remote_command(request: Request, node: int, size: int, first: str) -> str:
     site = request.site
     command = request.torchrun(
         str(request.folder / PLAN_FILE),
+        str(request.folder / SECRET_FILE),
         num_nodes=request.shape.num_nodes,
         num_local=size,
         node=str(node),

@@ -11,28 +11,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from meshwright.errors import MeshwrightError
 from meshwright.record.entries import Event
 from meshwright.record.header import RUNNING, read_header
 from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_status
 from meshwright.train.launch import Failure
+from meshwright.train.sealed import Forged, SealedStore
 
 OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
 TAIL_BYTES = 65536  # of steps.jsonl, enough for its last line
 
 
-def opened(store: dist.Store) -> None:
+def opened(store: SealedStore) -> None:
     """Note in the store that the run folder now belongs to this run."""
     store.set(OPENED, "1")
 
 
-def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
+def record_failure(folder: Path, failure: Failure, store: SealedStore) -> None:
     """The parent's record of how the ranks ended, if the run folder is theirs."""
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, Forged):
         was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name can be used again
-        if store.check([OPENED]) and not was_refused:
+        if store.check([OPENED]) and store.get(OPENED) == b"1" and not was_refused:
             detail = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
             record_end(folder, failure.reason, failure.rank, failure.message, **detail)
 
