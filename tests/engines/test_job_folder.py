@@ -30,26 +30,28 @@ def test_the_folder_has_all_that_a_job_needs_for_its_user_alone(job):
 
 
 def test_ranks_are_placed_on_what_was_allocated(job):
-    plan, seating = place(job.folder)
-    assert seating.hosts == ("n0", "n2", "n1", "n3") and seating.spares == ("n4",) and plan == job.plan
+    found = place(job.folder)
+    assert found.seating.hosts == ("n0", "n2", "n1", "n3") and found.seating.spares == ("n4",)
+    assert found.plan == job.plan and found.change == ""
     assert (job.folder / "hosts").read_text().splitlines()[::8] == ["n0", "n2", "n1", "n3"]
     assert read_plan(job.folder / "placed.json") == job.plan
     assert (job.folder / "ranks.csv").read_text().startswith("rank,host,rack,slot")
+    assert (job.folder / "placing.txt").read_text() == f"{found.seating.words}\n"
 
 
 def test_a_node_that_the_doctor_found_bad_is_left_out(job):
     write_bad_nodes(job.folder / "bad-nodes.json", [BadNode(node="n3", date="", reasons=())])
-    assert place(job.folder)[1].hosts == ("n0", "n2", "n1", "n4")
+    assert place(job.folder).seating.hosts == ("n0", "n2", "n1", "n4")
 
 
 def test_the_racks_of_the_site_file_count_before_slurms(job):
     (job.folder / "site.toml").write_text('racks = { a = "n[0-1]", b = "n[2-3]" }')
-    assert place(job.folder)[1].hosts == ("n0", "n1", "n2", "n3")
+    assert place(job.folder).seating.hosts == ("n0", "n1", "n2", "n3")
 
 
 def test_without_a_topology_the_order_counts(job):
     (job.folder / "topology").unlink()
-    assert place(job.folder)[1].hosts == ("n0", "n1", "n2", "n3")
+    assert place(job.folder).seating.hosts == ("n0", "n1", "n2", "n3")
 
 
 def test_outside_of_a_job_the_error_says_so(job):

@@ -178,8 +178,10 @@ def _engine(name: str, where: str) -> str:
 def _place(folder: Path) -> None:
     from meshwright.engines.job_folder import place
 
-    _, seating = place(folder)
-    print(f"meshwright: {seating.words}", flush=True)
+    found = place(folder)
+    for line in (found.seating.words, found.change):
+        if line:
+            print(f"meshwright: {line}", flush=True)
 
 
 def _request(

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 from meshwright.engines.engine import ACTIVE, CANCELLED, DONE, RUNNING, WAITING, Engine, State
 from meshwright.engines.hostlist import folded
-from meshwright.engines.request import OUTPUT_FILE, Request
+from meshwright.engines.request import OUTPUT_FILE, PLACING_FILE, Request
 from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.record.entries import StepRecord
 from meshwright.units import seconds
@@ -98,7 +98,7 @@ def follow(
 ) -> Ending:
     """Report what happens to a job until it ends. A job that does not start within `give_up_s` is cancelled, which is an error."""
     steps = Steps(engine, request.runs / request.name, request.folder / "run" / request.name)
-    began_s, said, lost = monotonic(), "", 0
+    began_s, said, lost, placing = monotonic(), "", 0, b""
     while True:
         try:
             state, lost = engine.state(job), 0
@@ -112,6 +112,8 @@ def follow(
         if line != said and state.phase in ACTIVE:
             report(line)
             said = line
+        if state.phase == RUNNING and not placing and (placing := engine.read(request.folder / PLACING_FILE, 0)):
+            report(printable(placing.decode(errors="replace").strip()))
         if state.phase != WAITING and steps.read():
             report(steps.words)
         if state.phase not in ACTIVE:

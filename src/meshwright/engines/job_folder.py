@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshwright.doctor.bad_nodes import read_bad_nodes
+from meshwright.engines.replan import Placed, placed
 from meshwright.engines.request import (
     ALLOCATED_FILE,
     BAD_FILE,
     HOSTS_FILE,
     PLACED_FILE,
+    PLACING_FILE,
     PLAN_FILE,
     RANKS_FILE,
     SECRET_FILE,
@@ -24,12 +26,12 @@ from meshwright.engines.request import (
     JobFile,
     Request,
 )
-from meshwright.engines.seating import Seating, hosts_text, racks_of_site, racks_of_slurm, ranks_text, seat
+from meshwright.engines.seating import hosts_text, racks_of_site, racks_of_slurm, ranks_text
 from meshwright.engines.shape import Shape
 from meshwright.engines.site import read_site
 from meshwright.errors import InputError
 from meshwright.files import read_text, refusal, write_whole
-from meshwright.plan.plan import Plan, plan_bytes, read_plan
+from meshwright.plan.plan import plan_bytes, read_plan
 
 MOST_LIST_BYTES = 64 << 20
 SUBMITTED_FILE = "job.json"
@@ -69,6 +71,7 @@ def write_job(request: Request, files: Sequence[JobFile], site_text: str) -> Non
     for file in files:
         if file.is_kept:
             write_whole(folder / file.name, file.text)
+    (folder / PLACING_FILE).unlink(missing_ok=True)  # of an earlier start
     _write_secret(folder / SECRET_FILE)
 
 
@@ -84,24 +87,22 @@ def _write_secret(path: Path) -> None:
         raise refusal("cannot write the secret of the job", path, error) from None
 
 
-def place(folder: Path) -> tuple[Plan, Seating]:
-    """Put the ranks of a job's plan on the nodes that it was allocated; write the host file, the rank map and the plan to run."""
+def place(folder: Path) -> Placed:
+    """Put the ranks of a job on the nodes that it was allocated; write the host file, the rank map and the plan to run.
+
+    The plan is another one where the nodes are not those that it wants.
+    """
     plan, site = read_plan(folder / PLAN_FILE), read_site(folder / SITE_FILE)
     allocated = _lines(folder / ALLOCATED_FILE)
     racks = racks_of_site(site.racks) or racks_of_slurm("\n".join(_lines(folder / TOPOLOGY_FILE, is_needed=False)))
     bad = [one.node for one in read_bad_nodes(folder / BAD_FILE)]
-    shape = Shape.of(plan)
-    seating = seat(shape, allocated, racks, bad)
-    if seating is None:
-        raise InputError(
-            f"{shape.words}, and the {len(allocated)} allocated nodes do not allow it",
-            where=str(folder / ALLOCATED_FILE),
-            fix="ask for more nodes (--spares), or plan again for fewer",
-        )
-    write_whole(folder / HOSTS_FILE, hosts_text(shape, seating.hosts))
-    write_whole(folder / RANKS_FILE, ranks_text(shape, seating))
-    write_whole(folder / PLACED_FILE, plan_bytes(plan))
-    return plan, seating
+    found = placed(plan, allocated, racks, bad)
+    shape = Shape.of(found.plan)
+    write_whole(folder / HOSTS_FILE, hosts_text(shape, found.seating.hosts))
+    write_whole(folder / RANKS_FILE, ranks_text(shape, found.seating))
+    write_whole(folder / PLACED_FILE, plan_bytes(found.plan))
+    write_whole(folder / PLACING_FILE, "\n".join([found.seating.words, *([found.change] if found.change else []), ""]))
+    return found
 
 
 def _lines(path: Path, *, is_needed: bool = True) -> list[str]:

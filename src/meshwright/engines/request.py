@@ -14,7 +14,7 @@ from meshwright.plan.plan import Plan
 
 PLAN_FILE, PLACED_FILE, SITE_FILE, HOSTS_FILE, RANKS_FILE = "plan.json", "placed.json", "site.toml", "hosts", "ranks.csv"
 ALLOCATED_FILE, TOPOLOGY_FILE, BAD_FILE, OUTPUT_FILE = "allocated", "topology", "bad-nodes.json", "output.log"
-SECRET_FILE = "secret"
+SECRET_FILE, PLACING_FILE = "secret", "placing.txt"
 USUAL_PORT = 29500
 
 

@@ -162,6 +162,7 @@ def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address, sec
     Words of an earlier start are answered too, which has no effect.
     """
     seen: dict[int, bytes] = {}
+    answered: set[int] = set()
     strangers: dict[int, int] = {}  # how many greetings without a valid proof came in the name of a rank
     missing = set(range(1, num_ranks))
     while missing:
@@ -171,10 +172,11 @@ def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address, sec
                 word, _, given = greeting.decode(errors="replace").partition(" ")
                 if is_proven(given, secret, "greeting", rank, num_ranks, word):
                     strangers.pop(rank, None)
+                    answered.add(rank)
                     store.set(f"welcome/{word}", f"{name} {proof(secret, 'welcome', rank, num_ranks, word, name)}")
                 else:
                     strangers[rank] = strangers.get(rank, 0) + 1
-            if _has_joined(store, rank, num_ranks, name, secret):
+            if rank in answered and _has_joined(store, rank, num_ranks, name, secret):
                 missing.discard(rank)
         if sum(strangers.values()) > MOST_STRANGERS:
             raise _stranger(f"more than {MOST_STRANGERS} greetings do not fit the secret of this job", address)
