@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "meshwright"
 # places of their own, because a job stands among them: it knows what a layout must divide, and what prices a layout takes a job.
 ARROW = (
     ("cli",),
+    ("engines",),  # a job leaves out the doctor's bad nodes
     ("serve", "doctor"),  # the live page shows what reports show; the doctor times nodes as the trainer would
     ("report", "audit", "train"),
     ("say",),
@@ -47,7 +48,7 @@ APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator")
 ROOMS = (
     ("session",),
     ("loop", "checks", "measure", "rehearse"),
-    ("record", "saves", "meeting"),
+    ("record", "saves", "meeting", "agreement"),
     ("launch",),
     ("health", "interop"),
     ("replica", "job"),
@@ -56,6 +57,7 @@ ROOMS = (
     ("model",),
     ("kernels",),
     ("data", "checkpoint", "benchmark", "folders", "shared_gpu", "incidents"),
+    ("sealed",),
 )
 # Values that a notebook user calls methods on: each of these forwards to the function above it, inside the method.
 FORWARDS = {

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import faults
 import pytest
@@ -17,6 +18,7 @@ from small_run import free_port, launched, start, steps_of, until
 from meshwright.errors import InputError
 from meshwright.train import meeting
 from meshwright.train.meeting import ANSWER_S, Address, meet
+from meshwright.train.sealed import proof
 
 
 def test_a_launcher_that_says_too_little() -> None:
@@ -129,13 +131,13 @@ def address(timeout_s: float = 5.0) -> Address:
     return Address(host="127.0.0.1", port=free_port(), timeout_s=timeout_s, until_s=time.monotonic() + timeout_s)
 
 
-def agreed(store: dist.Store, num_ranks: int, timeout_s: float = 20.0) -> list[str]:
+def agreed(store: dist.Store, num_ranks: int, timeout_s: float = 20.0, secret: bytes = b"") -> list[str]:
     """The names that so many ranks agree on, as threads."""
     names = [""] * num_ranks
     there = address(timeout_s)
 
     def join(rank: int) -> None:
-        names[rank] = meeting._agreed_name(store, rank, num_ranks, there)
+        names[rank] = meeting._agreed_name(store, rank, num_ranks, there, secret)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(num_ranks)]
     for thread in threads:
@@ -151,9 +153,49 @@ def test_ranks_of_a_start_agree_on_a_name_that_no_other_start_has() -> None:
     assert len(set(first)) == len(set(second)) == 1 and first[0] and first[0] != second[0]
 
 
+def test_ranks_prove_the_secret_to_each_other() -> None:
+    store = dist.HashStore()
+    names = agreed(store, 3, secret=b"the secret of this job")
+    assert len(set(names)) == 1 and names[0]
+    assert all(b"the secret" not in store.get(f"greeting/{rank}") for rank in (1, 2))
+
+
+def test_a_rank_with_another_secret_is_kept_out_and_named() -> None:
+    store = dist.HashStore()
+    store.set("greeting/1", f"word {proof(b'another secret', 'greeting', 1, 2, 'word')}")
+    with pytest.raises(InputError, match="1 of 2 ranks joined; what came as rank 1 does not fit the secret of this job"):
+        meeting._agreed_name(store, 0, 2, address(0.3), b"the secret of this job")
+    assert not store.check(["welcome/word"])
+
+
+def test_a_stranger_cannot_join_by_writing_that_a_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr("meshwright.train.meeting.uuid.uuid4", lambda: SimpleNamespace(hex="guessed"))
+    for rank in (1, 2):
+        store.set(f"joined/guessed/{rank}", "yes")
+    with pytest.raises(InputError, match="1 of 3 ranks joined"):
+        meeting._agreed_name(store, 0, 3, address(0.3), b"the secret of this job")
+
+
+def test_an_answer_in_the_name_of_rank_0_without_the_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    monkeypatch.setattr("meshwright.train.meeting.uuid.uuid4", lambda: SimpleNamespace(hex="word"))
+    store.set("welcome/word", f"name {proof(b'another secret', 'welcome', 1, 2, 'word', 'name')}")
+    with pytest.raises(InputError, match="the answer in the name of rank 0 does not fit the secret"):
+        meeting._agreed_name(store, 1, 2, address(0.3), b"the secret of this job")
+
+
+def test_a_flood_of_greetings_is_noticed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MOST_STRANGERS", 5)
+    store, number = dist.HashStore(), iter(range(10**6))
+    monkeypatch.setattr(meeting.time, "sleep", lambda _: store.set("greeting/1", f"rubbish {next(number)}"))
+    with pytest.raises(InputError, match="more than 5 greetings do not fit the secret of this job"):
+        meeting._agreed_name(store, 0, 2, address(20.0), b"the secret of this job")
+
+
 def test_a_greeting_of_an_earlier_start_is_nobody_who_joined() -> None:
     store = dist.HashStore()
-    store.set("greeting/1", "a word of a rank that has died")
+    store.set("greeting/1", f"word {proof(b'', 'greeting', 1, 2, 'word')}")  # of a rank that has died
     with pytest.raises(InputError, match="1 of 2 ranks joined"):
         meeting._agreed_name(store, 0, 2, address(0.3))
 

@@ -21,6 +21,7 @@ from meshwright.cli.doctor import doctor
 from meshwright.cli.fit import fit
 from meshwright.cli.generate import generate
 from meshwright.cli.help import add
+from meshwright.cli.launch import launch
 from meshwright.cli.ledger import ledger
 from meshwright.cli.measure import measure
 from meshwright.cli.memory import memory
@@ -53,6 +54,7 @@ for command in (
     rehearse,
     doctor,
     train,
+    launch,
     report,
     serve,
     ledger,

@@ -67,6 +67,14 @@ def train(
     rendezvous_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds in which the ranks of a launcher must find each other.")
     ] = 60.0,
+    secret: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File of the user alone with a secret that the ranks of a launcher prove to each other; without it, others may join.",
+            show_default=False,
+        ),
+    ] = None,
     ranks_per_gpu: Annotated[
         int,
         typer.Option(

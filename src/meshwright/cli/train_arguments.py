@@ -59,6 +59,7 @@ class Wishes:
     keep_going: bool = False
     ranks_per_gpu: int = 1
     trace_from: int = 0
+    secret: Path | None = None
     given: frozenset[str] = frozenset()
 
 

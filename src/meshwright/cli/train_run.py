@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,10 +33,9 @@ from meshwright.record.run import Run, read_run
 from meshwright.record.writer import discard_unstarted, is_unstarted
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
-
     from meshwright.train.job import TrainingJob
     from meshwright.train.launch import Failure, Place
+    from meshwright.train.sealed import SealedStore
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
 DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four ranks: a replica is a rack
@@ -84,7 +84,7 @@ def run_once(job: TrainingJob, is_gpu: bool) -> tuple[int, Failure | None]:
 
     found: list[Failure] = []
 
-    def failed(failure: Failure, store: Store) -> None:
+    def failed(failure: Failure, store: SealedStore) -> None:
         record_failure(job.folder, failure, store)
         found.append(failure)
 
@@ -178,24 +178,31 @@ def run_launched(wishes: Wishes) -> int:
     if wishes.keep_going:
         fix = "let the launcher start them again: torchrun --max-restarts N, and --resume-if-exists instead"
         raise InputError("ranks that a launcher starts cannot start others again", where="--keep-going", fix=fix)
+    secret = b""
     try:
+        secret = _secret(wishes)
         wishes = settled(wishes)
         job = job_of(wishes)
         if is_over(wishes):
             return 0
         is_gpu = on_gpus(job.plan)
-        check_job(job, reads_corpus=is_first)
+        corpus = check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
         _check_with_torch(job)
-    except InputError:
+    except InputError as error:
         if is_first or is_retried(os.environ):  # torchrun ends rank 0 with the first rank that fails, perhaps before it has printed
             raise
+        _report_alone(wishes, secret, error)
         return 2
+    from meshwright.train.agreement import agree, check_shared, facts_of, needs_shared_folder
     from meshwright.train.launch import ReportedElsewhere, explain_failure, leave
     from meshwright.train.session import run_rank
 
     try:
-        place = _met(wishes.rendezvous_timeout_s)
+        place = _met(wishes.rendezvous_timeout_s, secret)
+        agree(place, facts_of(job, corpus.digest))
+        if needs_shared_folder(job):
+            check_shared(place, job.runs)
         if is_first:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
@@ -215,6 +222,15 @@ def run_launched(wishes: Wishes) -> int:
     return 0
 
 
+def _secret(wishes: Wishes) -> bytes:
+    """The secret of the job; empty if none was given."""
+    if not wishes.secret:
+        return b""
+    from meshwright.train.sealed import read_secret
+
+    return read_secret(wishes.secret)
+
+
 def _check_with_torch(job: TrainingJob) -> None:
     """The checks that need torch, which takes seconds to load: the others have been made before."""
     from meshwright.train.saves import check_steps
@@ -223,12 +239,12 @@ def _check_with_torch(job: TrainingJob) -> None:
     share_gpus(job)
 
 
-def _met(timeout_s: float) -> Place:
+def _met(timeout_s: float, secret: bytes) -> Place:
     """This rank's place. Ranks that do not meet are not wrong input: they may meet in the next attempt."""
     from meshwright.train.meeting import meet
 
     try:
-        return meet(os.environ, timeout_s)
+        return meet(os.environ, timeout_s, secret)
     except InputError as error:
         raise _passing(error) from None
 
@@ -236,6 +252,15 @@ def _met(timeout_s: float) -> Place:
 def _passing(error: InputError) -> MeshwrightError:
     """The same message as an error that may have passed when a launcher tries again."""
     return MeshwrightError(error.what, where=error.where, fix=error.fix)
+
+
+def _report_alone(wishes: Wishes, secret: bytes, error: InputError) -> None:
+    """Tell rank 0 what this rank finds wrong. If rank 0 finds the same, it has printed it and does not come."""
+    from meshwright.train.agreement import agree
+    from meshwright.train.meeting import meet
+
+    with suppress(MeshwrightError, RuntimeError):
+        agree(meet(os.environ, wishes.rendezvous_timeout_s, secret), {}, trouble=f"{error.what} ({error.where})")
 
 
 def show_end(job: TrainingJob, wishes: Wishes) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.train.health.watch import EXIT_HUNG
+from meshwright.train.sealed import SealedStore
 
 LOCALHOST = "127.0.0.1"
 EXIT_INPUT, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
@@ -49,6 +50,13 @@ class Place:
     host: int | None = None  # the rank whose process hosts the store; None: a process of the launcher does
     has_parent: bool = False  # whether one of our processes started the ranks; that process records how they ended
     asked: Connection | None = None  # from that process: a message says that a rank has failed
+    secret: bytes = field(default=b"", repr=False)  # shared by the ranks of this job, if they were given one
+    name: str = ""  # of this start of the ranks
+
+    @property
+    def control(self) -> SealedStore:
+        """The same store for what decides how ranks go on: values of others are refused."""
+        return SealedStore(self.store, self.secret, self.name)
 
 
 class ReportedElsewhere(MeshwrightError):
@@ -62,17 +70,17 @@ class ConnectionLost(RuntimeError):
 def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
     """Return the decision of rank 0 on every rank. If it fails on rank 0, the other ranks end without their own message."""
     if place.rank:
-        place.store.wait([f"agreed/{what}"], timedelta(seconds=AGREEMENT_S))
-        verdict, _, message = place.store.get(f"agreed/{what}").decode().partition(" ")
+        place.control.wait([f"agreed/{what}"], timedelta(seconds=AGREEMENT_S))
+        verdict, _, message = place.control.get(f"agreed/{what}").decode().partition(" ")
         if verdict != "yes":
             raise ReportedElsewhere(message)
         return message
     try:
         decided = decide()
     except BaseException as error:
-        place.store.set(f"agreed/{what}", f"no {error}")
+        place.control.set(f"agreed/{what}", f"no {error}")
         raise
-    place.store.set(f"agreed/{what}", f"yes {decided}")
+    place.control.set(f"agreed/{what}", f"yes {decided}")
     return decided
 
 
@@ -133,7 +141,7 @@ class _Child:
         return f"rank {self.rank} was killed by {signal.Signals(self.signal).name}{often}"
 
 
-def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[Failure, dist.Store], None] | None = None) -> int:
+def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[Failure, SealedStore], None] | None = None) -> int:
     """Run `body` on `num_ranks` forked processes, and return one exit status for all of them.
 
     SIGTERM, SIGHUP and Ctrl-C are forwarded as SIGTERM: ranks then save and stop. A second Ctrl-C kills them. If the ranks end too early,
@@ -143,8 +151,9 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
         sys.stdout.flush()  # otherwise every rank would print the buffered text
     children: list[_Child] = []
     failed_s: float | None = None
+    secret = os.urandom(32)  # other users of this machine reach the store; the ranks are forked, so nobody else learns it
     with _handing_on(children) as asked:
-        server = _start(num_ranks, body, children)
+        server = _start(num_ranks, body, children, secret)
         try:
             failed_s = _until_failure(children)
             if failed_s is not None:
@@ -155,11 +164,11 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
                 child.end_now()
     code, failure = _verdict(children, asked)
     if failure and failed:
-        failed(replace(failure, noticed_s=failed_s or time.monotonic()), server)
+        failed(replace(failure, noticed_s=failed_s or time.monotonic()), SealedStore(server, secret))
     return code
 
 
-def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child]) -> dist.Store:
+def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child], secret: bytes = b"") -> dist.Store:
     """Fork the ranks into `children`, and return the store. Signals are blocked meanwhile, because a rank would handle them as its own."""
     listener = socket.create_server((LOCALHOST, 0))
     port = listener.getsockname()[1]
@@ -170,7 +179,7 @@ def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child]
             ours, theirs = context.Pipe(duplex=False)
             asked, ask = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(rank, num_ranks, port, theirs, asked, body, os.getpid(), before), daemon=True
+                target=_rank_main, args=(rank, num_ranks, port, theirs, asked, body, os.getpid(), before, secret), daemon=True
             )
             process.start()
             theirs.close()
@@ -298,6 +307,7 @@ def _rank_main(
     body: Callable[[Place], None],
     parent: int,
     mask: set[signal.Signals],
+    secret: bytes,
 ) -> None:
     """The life of one rank, from its fork to its end. `mask` has the signals that the parent blocks."""
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -307,7 +317,17 @@ def _rank_main(
     end_with(parent)
     try:
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
-        body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store, has_parent=True, asked=asked))
+        place = Place(
+            rank=rank,
+            num_ranks=num_ranks,
+            local_rank=rank,
+            num_local_ranks=num_ranks,
+            store=store,
+            has_parent=True,
+            asked=asked,
+            secret=secret,
+        )
+        body(place)
     except MeshwrightError as error:
         end.send(("effect" if isinstance(error, ReportedElsewhere) else "cause", f"meshwright: {error}"))
         leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)

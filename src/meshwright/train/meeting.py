@@ -1,7 +1,7 @@
 """How ranks that a launcher started find each other, within a time limit, and without addresses of an earlier start.
 
 torchrun keeps its key-value store when it restarts ranks, with the addresses of ranks that have ended. So the ranks of one start agree on a
-new name, and store everything under this name.
+new name, and store everything under this name. If they were given a secret, each proves that it has it before it is let in.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from meshwright.errors import InputError
 from meshwright.train.launch import MEETING_S, Place
+from meshwright.train.sealed import is_proven, proof
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ANSWER_S = 5.0  # a program that listens at the address must answer like a store within this time
 LOOK_S = 0.02  # between two checks of what other ranks have done
+MOST_STRANGERS = 1000  # greetings without a valid proof that one start bears
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,8 @@ class Address:
         return InputError(f"the ranks did not meet within {self.timeout_s:g} s: {why}", where=f"{self.host}:{self.port}", fix=fix)
 
 
-def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
-    """This process's place among the ranks that the launcher started, once they have found each other."""
+def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S, secret: bytes = b"") -> Place:
+    """This process's place among the ranks that the launcher started, once they have found each other and each has proven the secret."""
     missing = [name for name in VARIABLES if name not in environment]
     if missing:
         raise InputError(f"{missing[0]} is not set", where="the environment", fix="start the ranks with torchrun")
@@ -70,13 +72,16 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
             store, rank, num_ranks = next(iter(rendezvous("env://", timeout=timedelta(seconds=address.left_s))))
     except (RuntimeError, ValueError, OSError) as error:
         raise _not_met(str(error), address) from None
+    name = _agreed_name(store, rank, num_ranks, address, secret)
     return Place(
         rank=rank,
         num_ranks=num_ranks,
         local_rank=numbers["LOCAL_RANK"],
         num_local_ranks=numbers["LOCAL_WORLD_SIZE"],
         host=None if is_launchers else 0,
-        store=dist.PrefixStore(f"start/{_agreed_name(store, rank, num_ranks, address)}", store),
+        store=dist.PrefixStore(f"start/{name}", store),
+        secret=secret,
+        name=name,
     )
 
 
@@ -131,40 +136,80 @@ def _listens(address: Address) -> bool:
     return True
 
 
-def _agreed_name(store: dist.Store, rank: int, num_ranks: int, address: Address) -> str:
+def _agreed_name(store: dist.Store, rank: int, num_ranks: int, address: Address, secret: bytes = b"") -> str:
     """A name that is shared by the ranks of this start and by no others.
 
-    Each rank writes a random word, and rank 0 answers each word with the name. Answers from an earlier start are stored under other words,
-    so no rank can receive an old name.
+    Each rank writes a random word with a proof of the secret, and rank 0 answers each word with the name, proven too. Answers from an
+    earlier start are stored under other words, so no rank can receive an old name. Then each rank proves that it has the name.
     """
     word = uuid.uuid4().hex
     if rank == 0:
-        _welcome(store, num_ranks, word, address)
+        _welcome(store, num_ranks, word, address, secret)
         return word
-    store.set(f"greeting/{rank}", word)
+    store.set(f"greeting/{rank}", f"{word} {proof(secret, 'greeting', rank, num_ranks, word)}")
     try:
         store.wait([f"welcome/{word}"], timedelta(seconds=address.left_s))
-        name = store.get(f"welcome/{word}").decode()
-        store.add(f"joined/{name}", 1)
+        name, _, given = store.get(f"welcome/{word}").decode(errors="replace").partition(" ")
+        if not is_proven(given, secret, "welcome", rank, num_ranks, word, name):
+            raise _stranger("the answer in the name of rank 0 does not fit the secret of this job", address)
+        store.set(f"joined/{name}/{rank}", proof(secret, "joined", rank, num_ranks, name))
     except RuntimeError:
-        raise address.error("rank 0 did not answer") from None
+        raise address.error("rank 0 did not answer" + (", or does not have the same secret" if secret else "")) from None
     return name
 
 
-def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address) -> None:
-    """Answer the words of ranks until every rank has received its answer.
+def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address, secret: bytes) -> None:
+    """Answer the words of ranks that prove the secret, until every rank has proven that it received its answer.
 
     Words of an earlier start are answered too, which has no effect.
     """
-    answered: dict[int, str] = {}
-    while (joined := store.add(f"joined/{name}", 0)) < num_ranks - 1:
-        for rank in range(1, num_ranks):
-            if store.check([f"greeting/{rank}"]) and (word := store.get(f"greeting/{rank}").decode()) != answered.get(rank):
-                answered[rank] = word
-                store.set(f"welcome/{word}", name)
-        if time.monotonic() > address.until_s:
-            raise address.error(f"{joined + 1} of {num_ranks} ranks joined")
-        time.sleep(LOOK_S)
+    seen: dict[int, bytes] = {}
+    answered: set[int] = set()
+    strangers: dict[int, int] = {}  # how many greetings without a valid proof came in the name of a rank
+    missing = set(range(1, num_ranks))
+    while missing:
+        for rank in sorted(missing):
+            if store.check([f"greeting/{rank}"]) and (greeting := bytes(store.get(f"greeting/{rank}"))) != seen.get(rank):
+                seen[rank] = greeting
+                word, _, given = greeting.decode(errors="replace").partition(" ")
+                if is_proven(given, secret, "greeting", rank, num_ranks, word):
+                    strangers.pop(rank, None)
+                    answered.add(rank)
+                    store.set(f"welcome/{word}", f"{name} {proof(secret, 'welcome', rank, num_ranks, word, name)}")
+                else:
+                    strangers[rank] = strangers.get(rank, 0) + 1
+            if rank in answered and _has_joined(store, rank, num_ranks, name, secret):
+                missing.discard(rank)
+        if sum(strangers.values()) > MOST_STRANGERS:
+            raise _stranger(f"more than {MOST_STRANGERS} greetings do not fit the secret of this job", address)
+        if missing and time.monotonic() > address.until_s:
+            raise _not_all(num_ranks - len(missing), num_ranks, sorted(strangers), address)
+        if missing:
+            time.sleep(LOOK_S)
+
+
+def _has_joined(store: dist.Store, rank: int, num_ranks: int, name: str, secret: bytes) -> bool:
+    key = f"joined/{name}/{rank}"
+    if not store.check([key]):
+        return False
+    return is_proven(bytes(store.get(key)).decode(errors="replace"), secret, "joined", rank, num_ranks, name)
+
+
+def _not_all(num_joined: int, num_ranks: int, strangers: list[int], address: Address) -> InputError:
+    """The error for ranks that did not come, or came with another secret or another number of ranks."""
+    if not strangers:
+        return address.error(f"{num_joined} of {num_ranks} ranks joined")
+    shown = ", ".join(map(str, strangers[:8]))
+    return _stranger(f"{num_joined} of {num_ranks} ranks joined; what came as rank {shown} does not fit the secret of this job", address)
+
+
+def _stranger(why: str, address: Address) -> InputError:
+    return InputError(
+        why,
+        where=f"{address.host}:{address.port}",
+        fix="give all ranks the same secret (--secret) and the same number of ranks; if they have it, another process reaches this port: "
+        "choose another one, and close the network to others",
+    )
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
 from meshwright.train.job import TrainingJob, differences
 from meshwright.train.replica import Replica
+from meshwright.train.sealed import SealedStore
 
 
 class Counts(Protocol):
@@ -52,7 +53,7 @@ class Saves:
         digests: dict[str, str],
         resumed_step: int | None = None,
         *,
-        store: dist.Store | None = None,
+        store: SealedStore | None = None,
         is_hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self.job, self.replica, self.digests, self.is_hurried = job, replica, digests, is_hurried

@@ -83,7 +83,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     layout = job.plan.layout
     watch = Watch(
         marks,
-        place.store,
+        place.control,
         place.rank,
         place.num_ranks,
         _reporter(job, recorder),
@@ -147,7 +147,7 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
         resumed_step = progress.step if job.resume else None
-        saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
+        saves = Saves(job, replica, marks_of_run, resumed_step, store=place.control, is_hurried=lambda: stop.is_asked)
         if writer and not job.resume:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s, num_ahead=2 if replica.is_late else 0)
@@ -310,7 +310,7 @@ def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWr
     def open_it() -> str:
         writers.append(open_run())
         remove_traces(writers[0].folder)
-        opened(place.store)
+        opened(place.control)
         return str(writers[0].folder)
 
     agreed(place, what, open_it)

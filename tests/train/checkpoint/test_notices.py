@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.train.checkpoint.notices import NoNotices, StoreNotices
+from meshwright.train.sealed import SealedStore
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def store() -> Iterator[dist.TCPStore]:
 
 
 def test_what_one_rank_leaves_the_others_read(store: dist.TCPStore) -> None:
-    writer, reader = StoreNotices(store), StoreNotices(store)
+    writer, reader = StoreNotices(SealedStore(store)), StoreNotices(SealedStore(store))
     assert reader.read("step-3/failed") is None
     writer.post("step-3/failed", "rank 1: the disk is full: naïve")
     assert writer.read("step-3/failed") == "rank 1: the disk is full: naïve"  # answered after what it sent before
@@ -28,15 +29,20 @@ def test_what_one_rank_leaves_the_others_read(store: dist.TCPStore) -> None:
 
 def test_notices_are_apart_from_what_else_is_in_the_store(store: dist.TCPStore) -> None:
     store.set("name", "of another part")
-    notices = StoreNotices(store)
+    notices = StoreNotices(SealedStore(store))
     assert notices.read("name") is None
     notices.post("name", "ours")
     assert store.get("name") == b"of another part"
 
 
+def test_what_a_stranger_writes_is_no_notice(store: dist.TCPStore) -> None:
+    store.set("saves/step-3/failed", "the disk of rank 1 is full")
+    assert StoreNotices(SealedStore(store, b"the secret of this job")).read("step-3/failed") is None
+
+
 def test_bytes_that_are_no_text_are_read_all_the_same(store: dist.TCPStore) -> None:
-    dist.PrefixStore("saves", store).set("name", b"\xff!")
-    assert StoreNotices(store).read("name") == "\ufffd!"
+    SealedStore(store).apart("saves", 5.0).set("name", b"\xff!")
+    assert StoreNotices(SealedStore(store)).read("name") == "\ufffd!"
 
 
 def test_a_store_that_has_gone_away_says_nothing_and_raises_nothing() -> None:

@@ -39,6 +39,7 @@ from meshwright.train.health.watch import (
 )
 from meshwright.train.job import TrainingJob
 from meshwright.train.parallel.marks import Marks
+from meshwright.train.sealed import SealedStore
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 
@@ -194,15 +195,49 @@ def store() -> Iterator[dist.TCPStore]:
 
 
 def test_rubbish_in_the_store_is_passed_over(store: dist.TCPStore) -> None:
+    sealed = SealedStore(store)
     for rank, text in enumerate(["", "[]", '{"rank": 0}', '{"waits": [1]}', json.dumps({"__reduce__": "os.system"})]):
-        store.set(f"rank/{rank}", text)
-    peers = Peers(store, 6)
+        sealed.set(f"rank/{rank}", text)
+    peers = Peers(sealed, 6)
     peers.read(0.0)
-    assert peers.judged(0.0, 1.0) == ([], [0, 1, 2, 3, 4, 5])
+    assert peers.judged(0.0, 1.0) == ([], [0, 1, 2, 3, 4, 5]) and peers.intrusion == ""
+
+
+def test_notes_of_strangers_do_not_count_and_are_told(store: dist.TCPStore) -> None:
+    sealed = SealedStore(store, b"a secret of the job")
+    store.set("rank/0", json.dumps({"rank": 0}))
+    SealedStore(store).set("rank/1", "{}")
+    peers = Peers(sealed, 3)
+    peers.read(0.0)
+    assert peers.judged(0.0, 1.0) == ([], [0, 1, 2])
+    assert peers.intrusion.startswith("ranks 0, 1: notes in the store were changed or deleted by a process outside of this job")
+
+
+def test_a_note_that_is_deleted_is_told_and_does_not_end_the_reading(store: dist.TCPStore) -> None:
+    sealed = SealedStore(store, b"a secret of the job")
+    watches = [Watch(Marks(), sealed, rank, 2, report=lambda found: None, timeout_s=10.0) for rank in (0, 1)]
+    for watch in watches:
+        watch._publish()
+    peers = Peers(sealed.apart("watch", 0.3), 2)
+    peers.read(0.0)
+    assert [state.rank for state in peers.judged(0.0, 1.0)[0]] == [0, 1]
+    store.delete_key("watch/rank/1")
+    watches[0]._publish()
+    peers.read(5.0)
+    states, missing = peers.judged(5.0, 1.0)
+    assert missing == [] and [state.alive for state in states] == [True, False] and "rank 1: notes" in peers.intrusion
+
+
+def test_a_stranger_cannot_end_the_run_in_the_name_of_the_reader(store: dist.TCPStore) -> None:
+    ended: list[int] = []
+    watch = Watch(Marks(), SealedStore(store, b"a secret of the job"), 0, 1, report=lambda found: None, timeout_s=10.0, end=ended.append)
+    store.set("watch/reader", "over")
+    assert watch._reads(0.0) and ended == []
+    assert watch.store.get("reader").startswith(b"0 ")
 
 
 def test_the_limit_is_restored_after_an_allowance(store: dist.TCPStore) -> None:
-    watch = Watch(Marks(), store, 0, 1, report=lambda found: None, timeout_s=10.0)
+    watch = Watch(Marks(), SealedStore(store), 0, 1, report=lambda found: None, timeout_s=10.0)
     watch.step(1, 0.5)
     with watch.allow(60.0, "saving"):
         assert (watch.patience.limit_s(), watch.marks.doing) == (60.0, "saving")
@@ -250,7 +285,7 @@ def a_rank_that_trains(rank: int, num_ranks: int, port: int, folder: Path, fault
     def report(found: Diagnosis) -> None:
         (folder / f"diagnosis-{rank}").write_text(found.text)
 
-    watch = Watch(marks, store, rank, num_ranks, report, timeout_s=3.0, start_allowance_s=200.0, beat_s=0.2)
+    watch = Watch(marks, SealedStore(store), rank, num_ranks, report, timeout_s=3.0, start_allowance_s=200.0, beat_s=0.2)
     watch.start()
     for step in range(1, 8):
         marks.do("forward of micro-batch 0")
@@ -339,7 +374,7 @@ class Many:
         for rank in range(NUM_MANY):
             watch = Watch(
                 Marks(),
-                SimpleNamespace(clone=lambda: shared),  # type: ignore[arg-type]
+                SealedStore(SimpleNamespace(clone=lambda: shared)),  # type: ignore[arg-type]
                 rank,
                 NUM_MANY,
                 lambda found, rank=rank: self.reports.append((rank, found.text)),

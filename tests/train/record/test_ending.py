@@ -37,18 +37,18 @@ def test_under_another_launcher_a_rank_that_is_left_records_the_end(plan_of_two:
     assert event["message"].startswith(f"rank {dead} has ended without a message; rank {1 - dead} lost the connection")
 
 
-def reported(store: dist.Store, rank: int, beat: int) -> None:
+def reported(place: Place, rank: int, beat: int) -> None:
     state = RankState(rank=rank, beat=beat, step=3, doing="a step", waits=None, idle_s=0.0, limit_s=10.0)
-    store.set(f"watch/rank/{rank}", json.dumps(asdict(state)))
+    place.control.apart("watch", 5.0).set(f"rank/{rank}", json.dumps(asdict(state)))
 
 
 def test_who_has_gone_reports_no_more_and_has_noticed_nobody() -> None:
-    store = dist.HashStore()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    place = Place(rank=2, num_ranks=4, local_rank=2, num_local_ranks=4, store=store, secret=b"a secret of the job")
     for rank in range(4):
-        reported(store, rank, 7)
+        reported(place, rank, 7)
     assert [notices_first(store, rank) for rank in (2, 0)] == [True, False]
-    place = Place(rank=2, num_ranks=4, local_rank=2, num_local_ranks=4, store=store)
-    later = threading.Timer(0.05, reported, (store, 1, 8))  # still at work: it has not noticed anything yet
+    later = threading.Timer(0.05, reported, (place, 1, 8))  # still at work: it has not noticed anything yet
     later.start()
     assert gone_ranks(place, wait_s=0.3) == [3]
     later.join()
@@ -59,7 +59,7 @@ def test_a_store_that_is_gone_is_its_hosts_end() -> None:
         def check(self, *given: object) -> bool:
             raise RuntimeError("Connection reset by peer")
 
-        set = add = check
+        set = add = clone = check
 
     place = Place(rank=1, num_ranks=2, local_rank=1, num_local_ranks=2, store=Gone(), host=0)  # type: ignore[arg-type]
     assert notices_first(place.store, 1)

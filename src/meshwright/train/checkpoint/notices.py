@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Protocol
 
-import torch.distributed as dist
+from meshwright.errors import MeshwrightError
 
 STORE_TIMEOUT_S = 5.0
+
+
+class Store(Protocol):
+    """A key-value store of the job; `apart` gives the same below a prefix, over a connection of its own."""
+
+    def apart(self, prefix: str, timeout_s: float) -> Store:
+        """The same store below a prefix."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+
+    def get(self, key: str) -> bytes:
+        """The value of a key."""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
 
 
 class Notices(Protocol):
@@ -35,10 +51,8 @@ class NoNotices:
 class StoreNotices:
     """Texts in the key-value store of the job, over a separate connection, so that the thread that saves never delays training."""
 
-    def __init__(self, store: dist.Store) -> None:
-        own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's types leave it out
-        self._store = dist.PrefixStore("saves", own)
-        self._store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+    def __init__(self, store: Store) -> None:
+        self._store = store.apart("saves", STORE_TIMEOUT_S)
 
     def post(self, name: str, text: str) -> None:
         """Send a text. If the store does not answer, this is not an error, because the files have the same information."""
@@ -47,7 +61,7 @@ class StoreNotices:
 
     def read(self, name: str) -> str | None:
         """The text of that name, if there is one."""
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, MeshwrightError):  # what others have written is not a notice
             if self._store.check([name]):
                 return str(self._store.get(name).decode(errors="replace"))
         return None

@@ -5,6 +5,8 @@ second, over its own connection: one small message. Of the ranks that have made 
 and the others ask for its verdict, so that a store with thousands of ranks is not asked for millions of notes. A rank is at fault
 if it waits for no other rank and has exceeded its own time limit, or if it no longer reports. While the rank that all wait for is within
 its limit (it saves, evaluates or compiles), no rank is ended. One rank writes the diagnosis, and all ranks end with `EXIT_HUNG`.
+
+Notes that no rank has written, and notes that vanish, do not count: a diagnosis says that another process reaches the store.
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from meshwright.train.parallel.marks import Marks
+from meshwright.train.sealed import Forged, SealedStore
 
 EXIT_HUNG = 75  # sysexits' EX_TEMPFAIL: the input is not wrong, try again
 BEAT_S = 1.0
@@ -226,20 +227,42 @@ class Patience:
 class Peers:
     """The states of the other ranks, read from the store, and when each last reported, by the clock of this rank."""
 
-    def __init__(self, store: dist.Store, num_ranks: int) -> None:
+    def __init__(self, store: SealedStore, num_ranks: int) -> None:
         self.store, self.num_ranks = store, num_ranks
         self.states: dict[int, RankState] = {}
+        self.forged: set[int] = set()  # ranks in whose name somebody else has written
+        self.vanished: set[int] = set()  # ranks whose notes somebody else has deleted
         self._beats: dict[int, tuple[int, float]] = {}
 
     def read(self, now_s: float) -> None:
         """Read the states of all ranks again."""
-        published = [rank for rank in range(self.num_ranks) if rank in self.states or self.store.check([_key(rank)])]
-        for rank, text in zip(published, self.store.multi_get([_key(rank) for rank in published]), strict=True):
+        for rank, text in self._notes():
+            if text is None:
+                self.forged.add(rank)
+                continue
             with suppress(ValueError):
                 state = RankState.from_json(text)
                 if self._beats.get(rank, (-1, 0.0))[0] != state.beat:
                     self._beats[rank] = state.beat, now_s
                 self.states[rank] = state
+
+    def _notes(self) -> list[tuple[int, bytes | None]]:
+        """What every rank has published; a rank that has published once does so every second, so its note can only have been deleted."""
+        ranks = [rank for rank in range(self.num_ranks) if rank in self.states or self.store.check([_key(rank)])]
+        try:
+            return list(zip(ranks, self.store.multi_get([_key(rank) for rank in ranks]), strict=True))
+        except RuntimeError:
+            there = [rank for rank in ranks if self.store.check([_key(rank)])]  # raises again where the store itself is gone
+            self.vanished |= set(ranks) - set(there)
+            return list(zip(there, self.store.multi_get([_key(rank) for rank in there]), strict=True))
+
+    @property
+    def intrusion(self) -> str:
+        """A sentence about what other processes did to the notes; "" if nothing was seen."""
+        odd = sorted(self.forged | self.vanished)
+        if not odd:
+            return ""
+        return f"{_ranks(odd)}: notes in the store were changed or deleted by a process outside of this job, which reaches its port"
 
     def judged(self, now_s: float, dead_s: float) -> tuple[list[RankState], list[int]]:
         """All states, with ranks that have not reported for `dead_s` marked as dead; and the ranks that never reported."""
@@ -267,7 +290,7 @@ class Watch:
     def __init__(
         self,
         marks: Marks,
-        store: dist.Store,
+        store: SealedStore,
         rank: int,
         num_ranks: int,
         report: Callable[[Diagnosis], None],
@@ -281,9 +304,7 @@ class Watch:
     ) -> None:
         self.marks, self.rank, self.report, self.place, self.witness, self.end = marks, rank, report, place, witness, end
         self.patience = Patience(timeout_s, start_allowance_s, beat_s)
-        own = store.clone()  # type: ignore[attr-defined]  # torch has it and its types do not; a slow answer never holds up the main thread
-        self.store = dist.PrefixStore("watch", own)
-        self.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+        self.store = store.apart("watch", STORE_TIMEOUT_S)  # a slow answer never holds up the main thread
         self._peers = Peers(self.store, num_ranks)
         self._main = threading.get_ident()
         self._beat = 0
@@ -375,7 +396,8 @@ class Watch:
                 states, missing = self._peers.judged(now_s, max(DEAD_SHARE * limit_s, DEAD_BEATS * self.patience.beat_s))
                 found = diagnose(states, missing, place=self.place)
                 if found is not None and any(not state.alive or state.idle_s > state.limit_s for state in states):
-                    self._end(found)
+                    odd = self._peers.intrusion
+                    self._end(replace(found, text=f"{found.text}. {odd}") if odd else found)
         except RuntimeError as error:
             if self.patience.overdue:
                 self._end(self._alone(str(error)))
@@ -383,7 +405,11 @@ class Watch:
     def _reads(self, now_s: float) -> bool:
         """Whether this rank is the one that reads the others; ends the process if the reader has ended the run."""
         mine = f"{self.rank} {self._beat}"
-        found = self.store.get(READER).decode() if self.store.check([READER]) else ""
+        try:
+            found = self.store.get(READER).decode() if self.store.check([READER]) else ""
+        except Forged:  # it says nothing; this rank reads, and others that see the same may read too
+            self.store.set(READER, mine)
+            return True
         if found == OVER:
             self._testify()
             return False

@@ -22,9 +22,10 @@ from meshwright.record.flight import in_words, read_traces
 from meshwright.record.header import RUNNING, read_header
 from meshwright.record.run import ASIDE
 from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_status
-from meshwright.train.health.watch import BEAT_S, RankState
+from meshwright.train.health.watch import BEAT_S, STORE_TIMEOUT_S, RankState
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import Failure, Place
+from meshwright.train.sealed import Forged, SealedStore
 
 OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
 SILENT_S = 3 * BEAT_S  # without a report: then a rank has gone. A rank that only noticed it leaves a note
@@ -32,16 +33,16 @@ NOTICED = "ending/noticed"  # in the store: how many ranks lost a connection, an
 TAIL_BYTES = 65536  # of steps.jsonl, enough for its last line
 
 
-def opened(store: dist.Store) -> None:
+def opened(store: SealedStore) -> None:
     """Note in the store that the run folder now belongs to this run."""
     store.set(OPENED, "1")
 
 
-def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
+def record_failure(folder: Path, failure: Failure, store: SealedStore) -> None:
     """The parent's record of how the ranks ended, if the run folder is theirs."""
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, Forged):
         was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name can be used again
-        if store.check([OPENED]) and not was_refused:
+        if store.check([OPENED]) and store.get(OPENED) == b"1" and not was_refused:
             detail: dict[str, Any] = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
             if failure.reason not in ("hang", "input", "interrupt") and (words := in_words(read_traces(folder))):
                 detail["flight"] = words
@@ -116,23 +117,24 @@ def gone_ranks(place: Place, wait_s: float = SILENT_S) -> list[int]:
     One rank asks for all, because a store should not have to answer thousands of them at once. If the store does not answer, the rank that
     hosts it has gone.
     """
-    store, ranks = place.store, range(place.num_ranks)
     try:
-        before = _beats(store, place.num_ranks)
+        reports = place.control.apart("watch", STORE_TIMEOUT_S)
+        before = _beats(reports, place.num_ranks)
         time.sleep(wait_s)
-        after = _beats(store, place.num_ranks)
-        return [rank for rank in ranks if before[rank] == after[rank] and not store.check([f"{NOTICED}/{rank}"])]
+        after = _beats(reports, place.num_ranks)
+        silent = [rank for rank in range(place.num_ranks) if before[rank] == after[rank]]
+        return [rank for rank in silent if not place.store.check([f"{NOTICED}/{rank}"])]
     except RuntimeError:
         return [] if place.host is None else [place.host]
 
 
-def _beats(store: dist.Store, num_ranks: int) -> list[int]:
+def _beats(reports: SealedStore, num_ranks: int) -> list[int]:
     """The number of each rank's last report; -1: it has never reported, or its report cannot be read."""
     found = [-1] * num_ranks
     for rank in range(num_ranks):
-        with suppress(ValueError):
-            if store.check([f"watch/rank/{rank}"]):
-                found[rank] = RankState.from_json(store.get(f"watch/rank/{rank}")).beat
+        with suppress(ValueError, Forged):
+            if reports.check([f"rank/{rank}"]):
+                found[rank] = RankState.from_json(reports.get(f"rank/{rank}")).beat
     return found
 
 

@@ -1,0 +1,1 @@
+"""Jobs for the engines that run them: Slurm, Kubernetes, ssh, this machine."""

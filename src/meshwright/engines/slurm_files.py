@@ -1,0 +1,152 @@
+"""The batch script of a job on Slurm.
+
+The script first puts the ranks on the nodes that Slurm has allocated (`meshwright launch --place`): their names are known only then. It
+starts one task a rank, with the arbitrary distribution of a host file, so that every rank is where the plan has it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from meshwright.engines.hostlist import folded
+from meshwright.engines.request import (
+    ALLOCATED_FILE,
+    BAD_FILE,
+    HOSTS_FILE,
+    OUTPUT_FILE,
+    PLACED_FILE,
+    PLAN_FILE,
+    SECRET_FILE,
+    TOPOLOGY_FILE,
+    JobFile,
+    Request,
+    comments,
+    exports,
+)
+from meshwright.errors import InputError
+from meshwright.plan.export.heading import origin
+
+SCRIPT_FILE = "job.sbatch"
+SAVE_S = 60  # Slurm asks the ranks to save and stop so long before the time limit
+FIRST_PORT, NUM_PORTS = 20000, 10000
+
+# One task a rank. Slurm's names become those that torch reads; how many ranks share a node is counted in the host file.
+RANKS = """\
+start() {  # HOSTS COMMAND: one process for each line of the file HOSTS
+  local hosts=$1 first; shift
+  first=$(head -n 1 "$hosts")
+  export SLURM_HOSTFILE=$hosts MASTER_PORT=$PORT MASTER_ADDR=ADDRESS
+  srun --distribution=arbitrary --ntasks="$(wc -l < "$hosts")" --nodes="$(sort -u "$hosts" | wc -l)"OPTIONS \\
+    --kill-on-bad-exit=1 --export=ALL bash -c '
+      RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
+      LOCAL_WORLD_SIZE=$(grep -cx "$SLURMD_NODENAME" "$SLURM_HOSTFILE")
+      export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+      exec "$@"' rank "$@"
+}"""
+
+
+def slurm_files(request: Request) -> list[JobFile]:
+    """The batch script."""
+    return [JobFile(SCRIPT_FILE, batch_script(request))]
+
+
+def batch_script(request: Request) -> str:
+    """The script that sbatch is given."""
+    site, folder = request.site, request.folder
+    python, where = (
+        shlex.quote(site.python),
+        {name: shlex.quote(str(folder / name)) for name in (ALLOCATED_FILE, TOPOLOGY_FILE, HOSTS_FILE)},
+    )
+    trained = shlex.join([site.python, *request.train(str(folder / PLACED_FILE), str(folder / SECRET_FILE))])
+    port = str(site.port) if site.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
+    lines = [
+        "#!/bin/bash",
+        *comments(["Made by meshwright launch.", *origin(request.plan), request.shape.words]),
+        *(f"#SBATCH {option}" for option in sbatch_options(request)),
+        "",
+        "set -euo pipefail",
+        *exports(site),
+        f"PORT={port}",
+        "",
+        _start(request),
+        "",
+        f'scontrol show hostnames "$SLURM_JOB_NODELIST" > {where[ALLOCATED_FILE]}',
+        f"scontrol show topology > {where[TOPOLOGY_FILE]} 2>/dev/null || true",
+        *(_examination(request) if site.examine else []),
+        f"{python} -m meshwright launch --on slurm --place {shlex.quote(str(folder))}",
+        f"start {where[HOSTS_FILE]} {trained}",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _start(request: Request) -> str:
+    site = request.site
+    options = " --gpu-bind=none" if request.shape.needs_gpus else ""
+    if site.container:
+        mounts = f" --container-mounts={shlex.quote(','.join(site.mounts))}" if site.mounts else ""
+        options += f" --container-image={shlex.quote(site.container)}{mounts}"
+    address = "$first"
+    if site.network_interface:  # the name of a node may lead to another network
+        shown = f"ip -4 -o addr show dev {shlex.quote(site.network_interface)}"
+        address = f'$(srun --nodes=1 --ntasks=1 --nodelist="$first" {shown} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')'
+    return RANKS.replace("ADDRESS", address).replace("OPTIONS", options)
+
+
+def _examination(request: Request) -> list[str]:
+    """Lines that examine all nodes; what fails is put on the list of bad nodes, and left out by the placing that follows."""
+    folder, per_node = request.folder, request.shape.ranks_per_node
+    every = shlex.quote(str(folder / "examined"))
+    words = [request.site.python, "-m", "meshwright", "doctor", str(folder / PLAN_FILE), "--bad-nodes", str(folder / BAD_FILE)]
+    return [
+        f"awk '{{for (i = 0; i < {per_node}; i++) print}}' {shlex.quote(str(folder / ALLOCATED_FILE))} > {every}",
+        f"start {every} {shlex.join([*words, '--runs', str(request.runs)])} || true  # bad nodes are left out below",
+    ]
+
+
+def sbatch_options(request: Request) -> list[str]:
+    """The options of sbatch, one a line of the script."""
+    site, slurm, shape = request.site, request.site.slurm, request.shape
+    named = {
+        "job-name": re.sub(r"\s", "-", request.name),
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "reservation": slurm.reservation,
+        "constraint": slurm.constraint,
+        "nodes": str(request.num_nodes),
+        "ntasks-per-node": str(shape.ranks_per_node),
+        "gres": _gres(request),
+        "time": site.time_limit,
+        "nodelist": folded(request.hosts),
+        "exclude": folded([host for host in request.excluded if host not in request.hosts]),
+        "chdir": site.workdir,
+        "output": str(request.folder / OUTPUT_FILE).replace("%", "%%"),  # sbatch has patterns such as %j
+        "open-mode": "append",
+        "signal": f"TERM@{SAVE_S}" if site.time_limit else "",
+    }
+    options = [f"--{name}={shlex.quote(value)}" for name, value in named.items() if value]
+    return [*options, *_racks(request), "--requeue", *(["--exclusive"] if slurm.exclusive else []), *slurm.options]
+
+
+def _gres(request: Request) -> str:
+    given = request.site.slurm.gres
+    if given == "none" or (not given and not request.shape.needs_gpus):
+        return ""
+    return given or f"gpu:{request.plan.cluster.accelerators_per_node}"
+
+
+def _racks(request: Request) -> list[str]:
+    """How Slurm is asked for whole racks."""
+    slurm, shape = request.site.slurm, request.shape
+    if not shape.group or slurm.topology == "none" or request.hosts:
+        return []
+    if slurm.topology == "block":
+        if request.num_nodes % shape.num_groups:
+            raise InputError(
+                f"{request.num_spares} spare nodes cannot be spread over {shape.num_groups} blocks",
+                where="--spares",
+                fix=f"give a multiple of {shape.num_groups}: Slurm allocates blocks of one size",
+            )
+        return [f"--segment={request.num_nodes // shape.num_groups}"]
+    return [f"--switches={shape.num_groups}@{slurm.wait_for_racks}"]

@@ -1,0 +1,43 @@
+"""The words of a job that all engines share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.engines.request import comments, exports, settings
+from meshwright.engines.site import Site
+
+
+def test_the_training_command_continues_a_run_that_is_there(request_of):
+    assert request_of(options=("--steps", "5")).train("p.json") == [
+        "-m", "meshwright", "train", "p.json", "--name", "first", "--runs", "/shared/runs", "--resume-if-exists", "--steps", "5",
+    ]  # fmt: skip
+
+
+def test_torchrun_starts_the_ranks_of_a_node(request_of):
+    request = request_of(runs=Path("/a b"))
+    command = request.torchrun("p.json", "/j/secret", num_nodes=2, num_local=4, node="$N", address="$A", port=1)
+    assert command.startswith(
+        "python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --node-rank=$N --master-addr=$A --master-port=1"
+    )
+    assert "--runs '/a b'" in command and "--secret /j/secret" in command
+
+
+def test_spares_are_asked_for_beyond_the_plan(request_of):
+    assert request_of().num_nodes == 32 and request_of(num_spares=4).num_nodes == 36
+
+
+def test_the_interface_is_told_to_gloo_and_nccl_unless_the_site_says_otherwise():
+    site = Site(network_interface="eth0", environment={"NCCL_SOCKET_IFNAME": "ib0", "A": "b c"}, modules=["cuda/13"], setup=["ulimit -l 1"])
+    assert settings(site) == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0", "A": "b c"}
+    assert exports(site) == [
+        "module load cuda/13",
+        "ulimit -l 1",
+        "export GLOO_SOCKET_IFNAME=eth0",
+        "export NCCL_SOCKET_IFNAME=ib0",
+        "export A='b c'",
+    ]
+
+
+def test_a_line_break_does_not_end_a_comment():
+    assert comments(["a\nrm -r /"]) == ["# a rm -r /"]
