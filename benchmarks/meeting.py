@@ -19,7 +19,7 @@ from meshwright.train import meeting
 from meshwright.train.agreement import agree, check_shared
 from meshwright.train.launch import Place
 
-USUAL_RANKS = 512
+USUAL_RANKS = 64  # more on a machine with more cores: each rank is a process
 LIMIT_S = 300.0
 FACTS = {f"code of file {number}.py": f"{number:012x}" for number in range(420)} | {f"workload.{number}": "1" for number in range(100)}
 
