@@ -63,6 +63,7 @@ def parts_of(training: TrainingJob, is_late: bool, **wishes: int) -> Any:
     parts.replica.mesh.layout = training.plan.layout
     parts.replica.numbers.gradient = torch.float32
     parts.saves.is_due.return_value = False
+    parts.tracer = None
     return parts
 
 
@@ -132,6 +133,19 @@ def test_a_wish_to_stop_is_seen_a_step_later_on_a_gpu(small: Small, is_late: boo
     with without_ranks([]):
         assert loop.train(parts, progress) == "stopped"
     assert (progress.step, recorded(parts)) == (last, list(range(1, last + 1)))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_all_traced_steps_are_read_before_their_profile_is_written(small: Small, is_late: bool) -> None:
+    parts = parts_of(job(small, 6), is_late)
+    begun, ended = list[int](), list[list[int]]()
+    parts.tracer = SimpleNamespace(
+        before=begun.append, ends_with=lambda step: step == 4, finish=lambda: ended.append(recorded(parts)) or "found"
+    )
+    with without_ranks([]):
+        assert loop.train(parts, loop.Progress()) == "finished"
+    assert (begun, ended, recorded(parts)) == ([1, 2, 3, 4, 5, 6], [[1, 2, 3, 4]], [1, 2, 3, 4, 5, 6])
+    assert [call.args[1] for call in parts.logbook.overlap.call_args_list] == ["found"]
 
 
 @pytest.mark.parametrize(("is_late", "saved"), [(False, 3), (True, 4)])
