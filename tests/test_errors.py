@@ -56,7 +56,7 @@ def test_an_argument_is_named_as_the_reader_wrote_it():
 
 
 SOURCE = Path(inspect.getfile(InputError)).parent
-COMMAND_ONLY = ("doctor", "cli", "train", "serve", "audit", "say", "report")  # what Python users do not call with arguments of their own
+COMMAND_ONLY = ("doctor", "lab", "cli", "train", "serve", "audit", "say", "report")  # Python users do not call them
 OTHERS_OPTIONS = ("plan/export", "plan/stack/megatron.py", "describe/this_machine.py")  # command lines of other programs
 
 

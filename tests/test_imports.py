@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "meshwright"
 # places of their own, because a job stands among them: it knows what a layout must divide, and what prices a layout takes a job.
 ARROW = (
     ("cli",),
-    ("serve", "doctor"),  # the live page shows what reports show; the doctor times nodes as the trainer would
+    ("serve", "doctor", "lab"),  # the live page shows what reports show; the doctor times nodes as the trainer would; a lab runs it
     ("report", "audit", "train"),
     ("say",),
     ("simulator",),
