@@ -116,7 +116,7 @@ def run(begun: Sequence[Start]) -> int:
         try:
             for start in begun:
                 pipe = None if start.rank == 0 else subprocess.PIPE
-                # A session of its own: Ctrl-C on the terminal would otherwise reach the ranks too, and twice.
+                # A process group of its own: Ctrl-C on the terminal would otherwise reach the ranks too, and twice.
                 child = subprocess.Popen(
                     start.command,
                     env={**os.environ, **start.environment},
@@ -125,7 +125,7 @@ def run(begun: Sequence[Start]) -> int:
                     stderr=subprocess.STDOUT if pipe else None,
                     text=True,
                     errors="replace",
-                    start_new_session=True,
+                    process_group=0,
                 )
                 children.append(child)
             readers = [_reader(start, child.stdout) for start, child in zip(begun, children, strict=True) if child.stdout]
