@@ -19,6 +19,8 @@ from jsonschema import Draft202012Validator
 import meshwright
 from meshwright.cli.main import app, main
 from meshwright.evidence import accuracy_page, refit
+from meshwright.lab.cluster import write_description
+from meshwright.lab.description import Lab
 from meshwright.say.vocabulary import problems, vocabulary
 from meshwright.simulator import logs
 
@@ -96,6 +98,7 @@ CASES = (
     Case("lab", "lab status"),
     Case("lab", "lab link rack0 --rate 50mbit"),
     Case("lab-removed", "lab down"),
+    Case("mapping", "lab mapping {dir}/lab-plan.json --dry-run"),
     Case("logs", f"audit log {FIXTURES / 'llama31_8b_h200.log'} {LOG}"),
     Case("claims", f"audit claim {CLAIMS / 'weak-scaling-efficiency.toml'} {CLAIMS / 'gpt3-cost.toml'}"),
     Case("claim-examples", "audit claim --examples"),
@@ -124,10 +127,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = start(found, [*filled(TRAINED, found), "--json"])
     assert trained.wait() == 0, trained.err
     (found / "trained.json").write_text(trained.out)
+    write_description(Lab(), found / "lab.toml")
     made = f"--runs {found}/runs --steps 12"
     for line in (
         f"plan {JOB} {FIXED} --keep 1 --no-explain --out {found}/plan.json",
         f"plan {JOB} {FIXED.replace('64', '128')} --set workload.global_batch=64 --keep 1 --no-explain --out {found}/larger.json",
+        f"plan llama-2m {found}/lab.toml python-stdlib --layout tp=2,pp=2,dp=2,mbs=4 --profile none --out {found}/lab-plan.json",
         f"simulate {found}/plan.json --name simulated {made}",
         f"simulate {found}/plan.json --name again --seed 2 {made}",
         f"simulate {found}/larger.json --name larger {made}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.lab import state, system
 from meshwright.lab.description import Lab
+
+sys.path.insert(0, str(Path(__file__).parent))  # `mapped` of this folder
 
 
 def why_not() -> str:

@@ -172,6 +172,68 @@ def run(
         raise typer.Exit(code)
 
 
+def mapping(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan for the lab: its job, and its degrees, are mapped.", show_default=False)
+    ],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all mappings.", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the plans, logs and runs.")] = Path("mappings"),
+    budget: Annotated[
+        float, typer.Option("--seconds", metavar="SECONDS", min=1.0, help="About how long the steps of each mapping may take.")
+    ] = 30.0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random places.")] = 0,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="Only print the mappings and their forecasts; run nothing.")] = False,
+    name: LabName = "lab",
+    as_json: AsJson = False,
+) -> None:
+    """Run one job with several mappings to the racks of a lab, and show the predicted and the measured step of each.
+
+    The mappings are the planner's first choice, each axis in turn across the racks, and ranks in random places.
+
+    Examples:
+
+      meshwright lab mapping plan.json --html mapping.html
+
+      meshwright lab mapping plan.json --dry-run
+    """
+    from meshwright.cli.show import show
+    from meshwright.errors import InputError
+    from meshwright.files import check_ending
+    from meshwright.job import Job
+    from meshwright.lab import state, system
+    from meshwright.lab.cluster import cluster_name
+    from meshwright.lab.mapping import mappings
+    from meshwright.lab.mapping_page import mapping_document, mapping_page, planned_document
+    from meshwright.lab.mapping_run import try_all
+    from meshwright.plan.plan import read_plan
+    from meshwright.report.page.shell import write_page
+
+    if html is not None:
+        check_ending(html, "the page", ".html", ".htm")
+    system.check_able()
+    made, wanted = state.read_state(name).lab, read_plan(plan)
+    if wanted.cluster.name != cluster_name(made):
+        fix = f"plan for {state.description_path(name)}"
+        raise InputError(f"the plan is for {wanted.cluster.name}, and not for lab {name!r}", where=str(plan), fix=fix)
+    job = Job(wanted.model, wanted.cluster, wanted.workload, profile=wanted.profile or "")
+    several = mappings(job, wanted.layout, made, seed)
+    about = f"{wanted.model.name}, {wanted.workload.global_batch} x {wanted.workload.seq_len} tokens"
+    if is_dry:
+        show(planned_document(several, made, about), as_json=as_json)
+        return
+    found = try_all(several, made, out, _num_cores(), budget, _say)
+    document = mapping_document(found, made, about)
+    if html is not None:
+        write_page(html, mapping_page(found, made, about))
+    show(document.with_files({"page": html}), as_json=as_json)
+
+
+def _say(what: str) -> None:
+    import sys
+
+    print(f"meshwright: {what}", file=sys.stderr, flush=True)
+
+
 def _slots(words: list[str], made: Lab, num_ranks: int | None, seed: int | None) -> tuple[int, ...]:
     """The place of every rank: shuffled, by the plan among the words, or in order."""
     from meshwright.lab.ranks import in_order, planned_slots, shuffled
@@ -191,6 +253,6 @@ def _num_cores() -> int:
     return num_cores()
 
 
-for command in (up, status, link, down):
+for command in (up, status, link, down, mapping):
     add(lab, command)
 add(lab, run, PASS_ON)

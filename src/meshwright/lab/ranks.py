@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -105,24 +106,24 @@ def on_host_command(lab: Lab, host: Host, command: Sequence[str]) -> Command:
     return "setpriv", "--pdeathsig", "KILL", *enter, "sh", "-c", ON_HOST, str(host), *words
 
 
-def run(begun: Sequence[Start]) -> int:
+def run(begun: Sequence[Start], log: Path | None = None) -> int:
     """Start all ranks, wait for them, and return one exit status: that of the first rank that failed, or 0.
 
-    What rank 0 prints is passed on as it is, what the others print with their host and rank before each line. Ctrl-C and SIGTERM are
-    forwarded as SIGTERM; a second one kills the ranks.
+    What rank 0 prints is passed on as it is, what the others print with their host and rank before each line; or all goes to a `log`.
+    Ctrl-C and SIGTERM are forwarded as SIGTERM; a second one kills the ranks.
     """
     children: list[subprocess.Popen[str]] = []
-    with _forwarding(children) as asked:
+    with _forwarding(children) as asked, open(log or os.devnull, "ab") as file:
         try:
             for start in begun:
-                pipe = None if start.rank == 0 else subprocess.PIPE
+                pipe = file.fileno() if log else None if start.rank == 0 else subprocess.PIPE
                 # A process group of its own: Ctrl-C on the terminal would otherwise reach the ranks too, and twice.
                 child = subprocess.Popen(
                     start.command,
                     env={**os.environ, **start.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=pipe,
-                    stderr=subprocess.STDOUT if pipe else None,
+                    stderr=None if pipe is None else subprocess.STDOUT,
                     text=True,
                     errors="replace",
                     process_group=0,
