@@ -364,8 +364,7 @@ def test_a_message_waits_for_the_outermost_tier_that_a_pipeline_crosses_and_its_
     deep = on_lab(pp=4)
     message_s, working_s = deep.message_s(), deep.without_waits().message_s()
     assert message_s - working_s == pytest.approx(128 * 192 * 4 / 1e6, rel=0.02)
-    assert deep.sent_s(message_s, np.array([100.0])) == pytest.approx(working_s)
-    assert deep.sent_s(message_s, np.array([0.0])) == pytest.approx(message_s)
+    assert deep.sent_s(message_s, np.array([0.0])) == pytest.approx(working_s)
     assert deep.working_message_s(message_s) == pytest.approx(working_s)
 
 

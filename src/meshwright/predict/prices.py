@@ -628,9 +628,9 @@ class MeasuredPricer(Pricer):
         return np.asarray(self.without_waits().message_s()) if self.m.rates.placed else message_s
 
     def sent_s(self, message_s: Column, chunk_s: Column) -> Column:
-        """Seconds that a sender stands still: the cores' part of a message, and what of its wait for a link outlasts the next chunk."""
-        working_s = self.working_message_s(message_s)
-        return np.asarray(super().sent_s(working_s, chunk_s) + np.maximum(message_s - working_s - chunk_s, 0.0))
+        """Seconds that a sender stands still: the cores' part of a message. The trainer waits for its sends at the end of the step only;
+        who waits for the link is the receiver, in the schedule."""
+        return super().sent_s(self.working_message_s(message_s), chunk_s)
 
     def data_parallel_s(self, split: Split, layer: Layer, *, contended: bool = True) -> Column:
         """The same, where waiting for a link is hidden for nothing and the cores' part of the traffic is not."""

@@ -339,13 +339,14 @@ class Watch:
         self._guard_thread.start()
 
     def stop(self) -> None:
-        """Report that this rank is done, and stop watching."""
+        """Report that this rank is done, and stop watching. A store that does not answer is not waited for."""
         self._stop.set()
         for thread in (self._thread, self._guard_thread):
             if thread.is_alive():
-                thread.join()
-        with suppress(RuntimeError):
-            self._publish(finished=True)
+                thread.join(STORE_TIMEOUT_S + 2 * self.patience.beat_s)
+        if not self._thread.is_alive():  # it would still wait for the store, and hold its connection
+            with suppress(RuntimeError):
+                self._publish(finished=True)
 
     def step(self, number: int, step_s: float) -> None:
         """Note a finished step; its time is used for the limit."""
@@ -448,6 +449,8 @@ class Watch:
         mine = f"{self.rank} {self._beat}"
         found = self.store.get(READER).decode() if self.store.check([READER]) else ""
         if found == OVER:
+            if self.rank == 0:  # it hosts the store where a launcher started the ranks: the others must read the same first
+                time.sleep(2 * self.patience.beat_s)
             self._leave()
             return False
         if found.partition(" ")[0] == str(self.rank):
