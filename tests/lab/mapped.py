@@ -33,6 +33,7 @@ def a_mapping(name: str, predicted_s: float, slots: tuple[int, ...] = tuple(rang
         slots=slots,
         predicted_s=predicted_s,
         forecast=forecast(),
+        parts_s={**dict.fromkeys(PARTS, 0.0), "compute": predicted_s},
         crossing={"tp": 0.0, "pp": 1.0, "dp": 0.5},
     )
 

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.lab.cluster import lab_cluster
 from meshwright.lab.description import Lab
-from meshwright.lab.mapping import crossing_shares, mappings, num_steps_for, shuffled_step_s
+from meshwright.lab.mapping import crossing_shares, mappings, num_steps_for, shuffled_parts_s
 from meshwright.lab.ranks import in_order
 from meshwright.layout import Layout
 
@@ -43,12 +43,13 @@ def test_every_axis_is_put_across_once_and_the_planners_choice_comes_first(job):
     for one in found[1:4]:
         assert one.crossing[one.name[:2]] == 1.0 and one.predicted_s == one.forecast.step_s
         assert (one.layout.tp, one.layout.pp, one.layout.dp) == (2, 2, 2)
+    assert all(sum(one.parts_s.values()) == pytest.approx(one.predicted_s) for one in found)
     assert sorted(found[4].slots) == list(range(8)) and found[4].slots != tuple(range(8))
 
 
 def test_shuffled_ranks_add_their_share_of_the_waits(job):
     across = job.forecast(replace(LAYOUT, order=("dp", "cp", "pp", "tp"))).step_s
-    none_s, half_s, all_s = (shuffled_step_s(job, LAYOUT, {"tp": share}) for share in (0.0, 0.5, 1.0))
+    none_s, half_s, all_s = (sum(shuffled_parts_s(job, LAYOUT, {"tp": share}).values()) for share in (0.0, 0.5, 1.0))
     assert none_s < half_s < all_s
     assert half_s - none_s == pytest.approx(all_s - half_s)
     assert all_s == pytest.approx(across, rel=0.15)

@@ -34,6 +34,7 @@ class Mapping:
     slots: tuple[int, ...]
     predicted_s: float
     forecast: Forecast
+    parts_s: dict[str, float]  # predicted, by part; they add up to the step
     crossing: dict[str, float]  # by axis of more than one rank: the share of its groups that have members in several racks
 
 
@@ -54,7 +55,14 @@ def _in_order(name: str, words: str, forecast: Forecast, lab: Lab) -> Mapping:
     slots = in_order(forecast.layout.num_ranks)
     crossing = crossing_shares(forecast.layout, slots, lab)
     return Mapping(
-        name=name, words=words, layout=forecast.layout, slots=slots, predicted_s=forecast.step_s, forecast=forecast, crossing=crossing
+        name=name,
+        words=words,
+        layout=forecast.layout,
+        slots=slots,
+        predicted_s=forecast.step_s,
+        forecast=forecast,
+        parts_s=dict(forecast.parts),
+        crossing=crossing,
     )
 
 
@@ -72,26 +80,25 @@ def _each_across(job: Job, layout: Layout, lab: Lab) -> Iterator[Mapping]:
 def _shuffled(base: Mapping, job: Job, lab: Lab, seed: int) -> Mapping:
     slots = shuffled(base.layout.num_ranks, seed)
     shares = crossing_shares(base.layout, slots, lab)
-    return replace(
-        base,
-        name="shuffled",
-        words="ranks in random places",
-        slots=slots,
-        crossing=shares,
-        predicted_s=shuffled_step_s(job, base.layout, shares),
-    )
+    parts_s = shuffled_parts_s(job, base.layout, shares)
+    step_s = sum(parts_s.values())
+    return replace(base, name="shuffled", words="ranks in random places", slots=slots, crossing=shares, predicted_s=step_s, parts_s=parts_s)
 
 
-def shuffled_step_s(job: Job, layout: Layout, shares: dict[str, float]) -> float:
-    """Seconds of a step in which some groups of each axis cross the racks: the step without uplinks, and each axis's share of its waits."""
+def shuffled_parts_s(job: Job, layout: Layout, shares: dict[str, float]) -> dict[str, float]:
+    """Seconds of a step in which some groups of each axis cross the racks, by part.
+
+    They are those of the step without uplinks, and of what each axis adds if all of its groups cross, the share that does.
+    """
     free = job.on(_with_free_spine(job.cluster))
-    free_s = free.forecast(layout).step_s
-    added_s = 0.0
+    parts_s = dict(free.forecast(layout).parts)
     for axis, share in shares.items():
         others = tuple(other for other in layout.order if other != axis)
         across = replace(layout, order=(*others, axis))
-        added_s += share * max(job.forecast(across).step_s - free.forecast(across).step_s, 0.0)
-    return free_s + added_s
+        with_s, without_s = job.forecast(across).parts, free.forecast(across).parts
+        for part in parts_s:
+            parts_s[part] += share * (with_s[part] - without_s[part])
+    return parts_s
 
 
 def _with_free_spine(cluster: Cluster) -> Cluster:

@@ -119,7 +119,7 @@ def _planned_values(one: Mapping) -> dict[str, object]:
         "places": list(one.slots),
         "predicted_step_s": one.predicted_s,
         "crossing_shares": one.crossing,
-        "predicted_parts_s": dict(one.forecast.parts),
+        "predicted_parts_s": one.parts_s,
     }
 
 
@@ -157,9 +157,8 @@ def _bars(ordered: Sequence[Tried]) -> Html:
     full_s = max(max(one.measured_s + 2 * one.error_s, one.mapping.predicted_s) for one in ordered) * 1.02
     rows: list[tuple[Html | str, ...]] = []
     for one in ordered:
-        predicted = dict(one.mapping.forecast.parts)
-        scale = one.mapping.predicted_s / sum(predicted.values())
-        rows.append((tag("b", one.mapping.words), "predicted", seconds(one.mapping.predicted_s), _bar(predicted, scale, full_s, ())))
+        predicted = one.mapping.parts_s
+        rows.append((tag("b", one.mapping.words), "predicted", seconds(one.mapping.predicted_s), _bar(predicted, 1.0, full_s, ())))
         scale = one.measured_s / sum(one.parts_s.values())
         ends = [one.measured_s + sign * 2 * one.error_s for sign in (-1, 1)]
         marks = tuple(mark(end_s / full_s, var("ink")) for end_s in ends)
@@ -178,7 +177,7 @@ def _bar(parts: Parts[str, float], scale: float, full_s: float, marks: tuple[Htm
 
 
 def _legend(ordered: Sequence[Tried]) -> Html:
-    shown: Iterator[str] = (part for part in PARTS if any(one.parts_s[part] > 0 or one.mapping.forecast.parts[part] > 0 for one in ordered))
+    shown: Iterator[str] = (part for part in PARTS if any(one.parts_s[part] > 0 or one.mapping.parts_s[part] > 0 for one in ordered))
     return legend((part_colour(part), PART_NAMES[part]) for part in shown)
 
 
