@@ -57,7 +57,7 @@ def test_an_argument_is_named_as_the_reader_wrote_it():
 
 SOURCE = Path(inspect.getfile(InputError)).parent
 # What Python users do not call with arguments of their own.
-COMMAND_ONLY = ("engines", "doctor", "cli", "train", "serve", "audit", "say", "report")
+COMMAND_ONLY = ("engines", "doctor", "lab", "cli", "train", "serve", "audit", "say", "report")
 OTHERS_OPTIONS = ("plan/export", "plan/stack/megatron.py", "describe/this_machine.py")  # command lines of other programs
 
 

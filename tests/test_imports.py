@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "meshwright"
 ARROW = (
     ("cli",),
     ("engines",),  # a job leaves out the doctor's bad nodes
-    ("serve", "doctor"),  # the live page shows what reports show; the doctor times nodes as the trainer would
+    ("serve", "doctor", "lab"),  # the live page shows what reports show; the doctor times nodes as the trainer would; a lab runs it
     ("report", "audit", "train"),
     ("say",),
     ("simulator",),

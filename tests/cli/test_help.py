@@ -103,7 +103,7 @@ def test_a_docstring_without_examples_is_its_own_help():
     assert help_of(command) == "Do one thing." and examples_of(command) == ""
 
 
-@pytest.mark.parametrize("words", [[], ["corpus"], ["audit"]], ids=["meshwright", "corpus", "audit"])
+@pytest.mark.parametrize("words", [[], ["corpus"], ["audit"], ["lab"]], ids=["meshwright", "corpus", "audit", "lab"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_list_of_commands_is_not_cut(words, width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -19,6 +19,8 @@ from jsonschema import Draft202012Validator
 import meshwright
 from meshwright.cli.main import app, main
 from meshwright.evidence import accuracy_page, refit
+from meshwright.lab.cluster import write_description
+from meshwright.lab.description import Lab
 from meshwright.say.vocabulary import problems, vocabulary
 from meshwright.simulator import logs
 
@@ -92,6 +94,11 @@ CASES = (
     Case("accuracy", "accuracy --out {dir}/accuracy.md"),
     Case("corpus", "corpus build {dir}/made/texts --tokenizer train:280 --out {dir}/corpus"),
     Case("corpus", "corpus show {dir}/made/corpus"),
+    Case("lab", "lab up"),
+    Case("lab", "lab status"),
+    Case("lab", "lab link rack0 --rate 50mbit"),
+    Case("lab-removed", "lab down"),
+    Case("mapping", "lab mapping {dir}/lab-plan.json --dry-run"),
     Case("logs", f"audit log {FIXTURES / 'llama31_8b_h200.log'} {LOG}"),
     Case("claims", f"audit claim {CLAIMS / 'weak-scaling-efficiency.toml'} {CLAIMS / 'gpt3-cost.toml'}"),
     Case("claim-examples", "audit claim --examples"),
@@ -120,10 +127,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = start(found, [*filled(TRAINED, found), "--json"])
     assert trained.wait() == 0, trained.err
     (found / "trained.json").write_text(trained.out)
+    write_description(Lab(), found / "lab.toml")
     made = f"--runs {found}/runs --steps 12"
     for line in (
         f"plan {JOB} {FIXED} --keep 1 --no-explain --out {found}/plan.json",
         f"plan {JOB} {FIXED.replace('64', '128')} --set workload.global_batch=64 --keep 1 --no-explain --out {found}/larger.json",
+        f"plan llama-2m {found}/lab.toml python-stdlib --layout tp=2,pp=2,dp=2,mbs=4 --profile none --out {found}/lab-plan.json",
         f"simulate {found}/plan.json --name simulated {made}",
         f"simulate {found}/plan.json --name again --seed 2 {made}",
         f"simulate {found}/larger.json --name larger {made}",
@@ -147,7 +156,7 @@ def filled(case: Case, folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Commands that need minutes, or a quiet machine, have a result at once: the carried constants, two logs, a stored profile, a node."""
     import meshwright.doctor.gather as gather
     import meshwright.train.measure.machine as machine
@@ -163,7 +172,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refit, "refit", lambda *_: refit.Refit(*files))
     monkeypatch.setattr(logs, "step_logs", lambda: all_logs()[:2])
     monkeypatch.setattr(accuracy_page, "write_page", lambda out, *_: [out])
+    _pretend_labs(monkeypatch, tmp_path)
     monkeypatch.setattr(machine, "measure", lambda *_, **__: load_profile(FIXTURES / "profile_of_cores.json"))
+
+
+def _pretend_labs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A lab whose commands are not run: making one needs root. Before `lab up` none is there."""
+    from meshwright.lab import state, system
+    from meshwright.lab.description import Lab
+
+    kept = folder / "lab"
+    monkeypatch.setattr(system, "check_able", lambda: None)
+    monkeypatch.setattr(system, "execute", lambda command: "")
+    monkeypatch.setattr(state, "up", lambda lab: state.State(lab=lab))
+    monkeypatch.setattr(state, "read_state", lambda name: state.State(lab=Lab(name=name)))
+    monkeypatch.setattr(state, "change_link", lambda made, *_, **__: made)
+    monkeypatch.setattr(state, "down", lambda name: state.Removed(7, 0))
+    monkeypatch.setattr(state, "description_path", lambda name: kept / f"{name}.toml")
 
 
 @pytest.fixture
@@ -227,7 +252,7 @@ def test_every_command_with_json_has_a_case() -> None:
     walked = {path for path, command in commands() if has_json(command)}
     tried = {path for path in walked for case in (*CASES, TRAINED) if tuple(case.arguments[: len(path)]) == path}
     assert walked - tried == set(), "add a case for each of these commands"
-    assert {path for path, command in commands() if not has_json(command)} == {("serve",)}
+    assert {path for path, command in commands() if not has_json(command)} == {("serve",), ("lab", "run")}
 
 
 def test_every_kind_is_printed_by_a_command() -> None:

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.measured import Correction, Rates, Shape, ends_time, exchange_s, layer_time, rate_near, work_s
+from meshwright.cost.measured import (
+    Correction,
+    Placed,
+    Rates,
+    Shape,
+    ends_time,
+    exchange_s,
+    layer_time,
+    placed_exchange_s,
+    rate_near,
+    work_s,
+)
 
 TIMED = np.array([[8192.0, 8192.0, 16384.0], [6144.0, 4096.0, 4096.0], [4096.0, 14336.0, 4096.0]])
 RATES = np.array([600e12, 700e12, 800e12])
@@ -59,6 +70,15 @@ def test_collectives_are_read_on_lines_between_sizes():
     assert exchange_s(10.0, 2, timed, seconds) == pytest.approx(1e-3)  # below the smallest its time
     assert exchange_s(1e3, 3, timed, seconds) == pytest.approx(2e-3)  # two ranks beyond the first
     assert exchange_s(1e3, 1, timed, seconds) == 0 and exchange_s(0.0, 2, timed, seconds) == 0
+
+
+def test_collectives_between_hosts_are_read_by_the_place_of_their_groups():
+    sizes = np.array([1e3, 1e5])
+    timed = [Placed((2, 2), sizes, np.array([1e-3, 1e-2])), Placed((1, 2), sizes, np.array([1e-1, 1.0]))]
+    members = np.array([[2.0, 1.0, 1.0, 1.0], [2.0, 2.0, 1.0, 3.0]])
+    assert placed_exchange_s(1e3, members, timed) == pytest.approx([1e-3, 1e-1, 0.0, 2e-1])  # alone: nothing; three: as the nearest
+    assert placed_exchange_s(2e5, members, timed)[:2] == pytest.approx([2e-2, 2.0])
+    assert placed_exchange_s(0.0, members, timed) == pytest.approx(0.0)
 
 
 def test_a_layer_of_one_rate_takes_its_flops_and_bytes():

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.describe.profile import Profile, load_profile, profile_text, usual_path
+from meshwright.describe.profile import Profile, TierTimed, load_profile, profile_text, usual_path
 from meshwright.errors import InputError
 from meshwright.predict import profile_choice
 from meshwright.predict.profile_choice import check_fits, with_profile
@@ -107,3 +107,17 @@ def test_a_profile_fits_its_own_kind_of_device(profile, cluster, fits, here):
     with pytest.raises(InputError, match=f"the profile is of {profile.device}, and {cluster} has") as caught:
         check_fits(profile, load_cluster(cluster), "a place")
     assert caught.value.where == "a place" and "profile='none'" in caught.value.fix
+
+
+def test_a_cluster_with_links_has_a_profile_of_its_own(here):
+    keep(CORES)
+    lab = replace(here, name="this-machine-lab")
+    assert chosen(lab).profile is None  # one machine's profile would say that its links cost nothing
+    usual_path(lab.name).write_text(profile_text(CORES))
+    assert chosen(lab).profile == CORES
+
+
+def test_a_profile_with_the_tiers_of_another_cluster_is_refused(here):
+    tiers = tuple(TierTimed(name=name, num_accelerators=4, bytes_per_s=1e9) for name in ("host", "spine"))
+    with pytest.raises(InputError, match="the profile's tiers are host, spine, and this-machine-2x4 has rack, fabric"):
+        check_fits(replace(CORES, tiers=tiers), here, "lab.json")

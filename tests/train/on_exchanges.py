@@ -42,3 +42,17 @@ def sent(kind: str, payload_bytes: int, size: int) -> list[int]:
         for name, function in plain.items():
             setattr(Axis, name, function)
     return seen
+
+
+def tiers_timed(path: str) -> dict:
+    """The profile in a file with the tiers of two hosts of two ranks, timed in the shortest way."""
+    import json
+    from pathlib import Path
+
+    from meshwright.describe.profile import load_profile, profile_text
+    from meshwright.lab.cluster import lab_cluster
+    from meshwright.lab.description import Lab
+    from meshwright.train.measure.tiers import tiered
+
+    cluster = lab_cluster(Lab(num_hosts=1))
+    return json.loads(profile_text(tiered(load_profile(Path(path)), cluster, 0.0, lambda what: None)))

@@ -110,7 +110,11 @@ def _parts(command: Callable[..., Any]) -> tuple[str, str]:
     return about.rstrip(), examples
 
 
-def add(app: typer.Typer, command: Callable[..., Any]) -> None:
-    """Add a command with its whole docstring; typer alone would cut the first line in the list of commands."""
+def add(app: typer.Typer, command: Callable[..., Any], settings: dict[str, Any] | None = None) -> None:
+    """Add a command with its whole docstring; typer alone would cut the first line in the list of commands.
+
+    `settings` are those of click's context, for a command that passes its words on to another.
+    """
     text = help_of(command)
-    app.command(cls=PlainCommand, help=text, short_help=text.partition("\n")[0], epilog=examples_of(command) or None)(command)
+    short, epilog = text.partition("\n")[0], examples_of(command) or None
+    app.command(cls=PlainCommand, context_settings=settings, help=text, short_help=short, epilog=epilog)(command)

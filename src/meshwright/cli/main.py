@@ -21,6 +21,7 @@ from meshwright.cli.doctor import doctor
 from meshwright.cli.fit import fit
 from meshwright.cli.generate import generate
 from meshwright.cli.help import add
+from meshwright.cli.lab import lab
 from meshwright.cli.launch import launch
 from meshwright.cli.ledger import ledger
 from meshwright.cli.measure import measure
@@ -71,6 +72,7 @@ for command in (
     add(app, command)
 app.add_typer(corpus, short_help=corpus.info.help)
 app.add_typer(audit, short_help=audit.info.help)
+app.add_typer(lab, short_help=lab.info.help)
 
 
 def _print_version(wanted: bool) -> None:

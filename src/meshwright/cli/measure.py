@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,38 +59,82 @@ def measure(
     is_quick: Annotated[
         bool, typer.Option("--quick", help="Measure for a shorter time, without a GPU: about 20 s instead of a minute, and less exact.")
     ] = False,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="LAB|FILE",
+            help="Also time the tiers of a cluster between its hosts: a lab that is up, or a description whose ranks torchrun started.",
+        ),
+    ] = "",
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --cluster: the profile of one machine to add to; default: measure it.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time this machine's kernels, slices of the training step and collectives; write a hardware profile.
+
+    With --cluster, collectives and messages between hosts are timed as well, over the backend that training uses.
 
     Examples:
 
       meshwright measure
 
       meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
+
+      meshwright measure --cluster lab
     """
     started_s = time.perf_counter()  # before torch is imported: the import counts as well
+    if cluster or base:
+        from meshwright.cli.measure_cluster import measure_cluster
+
+        make = partial(_measured, models or (), seq, batch, precisions or (), limit_s=limit, started_s=started_s, is_quick=is_quick)
+        measure_cluster(cluster, base, out, make, as_json=as_json)
+        return
     from meshwright.cli.show import show
-    from meshwright.cli.train_run import torch_or_error
-    from meshwright.describe.profile import profile_text, usual_path
+    from meshwright.describe.profile import usual_path
     from meshwright.say.measurement import measurement_document
-    from meshwright.train.measure.waiting import sees_gpu, waiting
 
     path = out or usual_path()
     check_place(path)
+    profile = _measured(models or (), seq, batch, precisions or (), processes, limit_s=limit, started_s=started_s, is_quick=is_quick)
+    write_profile(profile, path)
+    show(measurement_document(profile, path, is_usual=out is None), as_json=as_json)
+
+
+def _measured(
+    models: Sequence[str],
+    seq: int | None,
+    batch: int | None,
+    precisions: Sequence[str],
+    processes: int,
+    *,
+    limit_s: float,
+    started_s: float,
+    is_quick: bool,
+) -> Profile:
+    """The profile of this machine, measured now."""
+    from meshwright.cli.train_run import torch_or_error
+    from meshwright.train.measure.waiting import sees_gpu, waiting
+
     likely = len(models or GPU_MODELS) * len(precisions or ("bf16", "fp8")) if sees_gpu() else 0
     with waiting(likely) as ready:  # these processes load torch while this process does
         torch_or_error()
-        asked = _asked(models or (), seq, batch, precisions or (), processes)
-        from meshwright.files import write_whole
+        asked = _asked(models, seq, batch, precisions, processes)
         from meshwright.train.measure.machine import QUICK, THOROUGH, device_here
         from meshwright.train.measure.machine import measure as measured
 
-        effort, report = QUICK if is_quick else THOROUGH, _say_since(started_s)
-        profile = measured(asked, device_here(), processes, report, limit_s=limit, started_s=started_s, ready=ready, effort=effort)
+        effort, report = QUICK if is_quick else THOROUGH, say_since(started_s)
+        return measured(asked, device_here(), processes, report, limit_s=limit_s, started_s=started_s, ready=ready, effort=effort)
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile, and make its folder."""
+    from meshwright.describe.profile import profile_text
+    from meshwright.files import write_whole
+
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, profile_text(profile))
-    show(measurement_document(profile, path, is_usual=out is None), as_json=as_json)
 
 
 def profile_cores(report: Callable[[str], None]) -> Profile:
@@ -97,8 +142,7 @@ def profile_cores(report: Callable[[str], None]) -> Profile:
     import torch
 
     from meshwright.describe.load import load_model
-    from meshwright.describe.profile import profile_text, usual_path
-    from meshwright.files import write_whole
+    from meshwright.describe.profile import usual_path
     from meshwright.train.measure.machine import QUICK, asked_of, check_room
     from meshwright.train.measure.machine import measure as measured
 
@@ -106,12 +150,11 @@ def profile_cores(report: Callable[[str], None]) -> Profile:
     asked = asked_of(load_model(CPU_MODEL), device, seq_len=CPU_TOKENS, micro_batch=CPU_SEQUENCES, packed=True)
     check_room(asked, device, CPU_PROCESSES)
     profile = measured([asked], device, CPU_PROCESSES, report, effort=QUICK)
-    usual_path().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(usual_path(), profile_text(profile))
+    write_profile(profile, usual_path())
     return profile
 
 
-def _say_since(started_s: float) -> Callable[[str], None]:
+def say_since(started_s: float) -> Callable[[str], None]:
     """Print what is being done, with the seconds since the start."""
     return lambda what: print(f"meshwright: {time.perf_counter() - started_s:4.0f} s  {what}", file=sys.stderr, flush=True)
 

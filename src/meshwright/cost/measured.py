@@ -5,7 +5,7 @@ Every shape may be a number or an array; they broadcast. A shape that was timed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,15 @@ REACH = 4.0  # power of the distance by which the weight of distant shapes falls
 LOSS_BYTES = 16.0  # a logit, both ways: written by the product, read and written by the loss, read by two products
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Times of one kind of collective in groups that are placed in one way on the tiers of a network."""
+
+    members: tuple[int, ...]  # of a group in one domain of each tier, from the inside out
+    sizes: Column  # bytes, rising
+    seconds: Column
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Rates of one machine in one number format."""
@@ -32,6 +41,7 @@ class Rates:
     loss_bytes_per_s: float
     cast_bytes: float  # of one element of a product's input
     collectives: Mapping[str, tuple[Column, Column]] = field(default_factory=dict)  # by kind: [(ranks, bytes), points], seconds
+    placed: Mapping[str, tuple[Placed, ...]] = field(default_factory=dict)  # by kind: between hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +148,30 @@ def exchange_s(payload_bytes: Any, num_ranks: Any, timed: Column, seconds: Colum
     for group in groups:
         of_group = timed[0] == group
         order = np.argsort(timed[1][of_group])
-        sizes, times = timed[1][of_group][order], seconds[of_group][order]
-        each = np.exp(np.interp(np.log(np.maximum(payload, 1.0)), np.log(sizes), np.log(times)))
-        each = each * np.maximum(payload / sizes[-1], 1.0)
+        each = _between_sizes(payload, timed[1][of_group][order], seconds[of_group][order])
         result = np.where(nearest == group, each * (ranks - 1) / (group - 1), result)
+    return np.where((ranks > 1) & (payload > 0), result, 0.0)
+
+
+def _between_sizes(payload: Column, sizes: Column, seconds: Column) -> Column:
+    """Seconds on straight lines between sizes in logarithms; below the smallest size its time, above the largest in proportion."""
+    each = np.exp(np.interp(np.log(np.maximum(payload, 1.0)), np.log(sizes), np.log(seconds)))
+    return np.asarray(each * np.maximum(payload / sizes[-1], 1.0))
+
+
+def placed_exchange_s(payload_bytes: Any, members: Column, timed: Sequence[Placed]) -> Column:
+    """Seconds of a collective in groups with so many `members` in one domain of each tier, [tiers, layouts].
+
+    A placement that was not timed takes the nearest that was, by the logarithms of its members, in proportion to the ranks minus one.
+    """
+    ranks = members[-1]
+    payload, _ = np.broadcast_arrays(np.asarray(payload_bytes, dtype=np.float64), ranks)
+    logs = np.log(members)
+    gaps = np.stack([np.sum(np.abs(logs - np.log(np.array(one.members, dtype=np.float64))[:, None]), axis=0) for one in timed])
+    nearest, result = np.argmin(gaps, axis=0), np.zeros(payload.shape)
+    for i, one in enumerate(timed):
+        each = _between_sizes(payload, one.sizes, one.seconds) * (ranks - 1) / (one.members[-1] - 1)
+        result = np.where(nearest == i, each, result)
     return np.where((ranks > 1) & (payload > 0), result, 0.0)
 
 

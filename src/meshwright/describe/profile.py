@@ -115,6 +115,16 @@ class CollectiveTime:
     num_ranks: int
     payload_bytes: int  # of the whole
     seconds: float
+    members: tuple[int, ...] = ()  # of a group in one domain of each tier, from the inside out; empty: all in one machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierTimed:
+    """A tier between whose domains collectives were timed, as the cluster described it then."""
+
+    name: str
+    num_accelerators: int  # in one domain
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +180,17 @@ class Profile:
     collectives: tuple[CollectiveTime, ...] = ()
     rank_chunks: tuple[RankChunk, ...] = ()  # of ranks of larger plans, by `meshwright rehearse`
     left_out: tuple[str, ...] = ()  # what was asked for and not timed, and why
+    tiers: tuple[TierTimed, ...] = ()  # of the cluster between whose hosts collectives were timed, from the inside out; empty: of none
+
+    @property
+    def on_one_machine(self) -> tuple[CollectiveTime, ...]:
+        """Collectives between processes that all reach each other through memory."""
+        return tuple(one for one in self.collectives if not one.members)
+
+    @property
+    def between_hosts(self) -> tuple[CollectiveTime, ...]:
+        """Collectives of groups that were placed on the hosts of a cluster."""
+        return tuple(one for one in self.collectives if one.members)
 
     @property
     def shares_cores(self) -> bool:
@@ -269,6 +290,12 @@ def _check(profile: Profile, where: str) -> None:
             if min(cut.tp, cut.pp) < 1 or (cut.tp > 1) + (cut.pp > 1) != (name == "shared_slices"):
                 fix = "both 1 in slices; one of them more in shared_slices"
                 raise InputError(f"{name}[{i}] has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
+    wanted.update({f"tiers[{i}].bytes_per_s": tier.bytes_per_s for i, tier in enumerate(profile.tiers)})
+    for i, one in enumerate(profile.collectives):
+        is_placed = len(one.members) == len(profile.tiers) and one.members[-1:] == (one.num_ranks,) and min(one.members, default=1) >= 1
+        if one.members and not is_placed:
+            fix = f"one number for each of the {len(profile.tiers)} tiers, from 1 to num_ranks"
+            raise InputError(f"collectives[{i}] has members={list(one.members)}", where=where, fix=fix)
     for name, value in wanted.items():
         if not 0 < value <= MOST_REAL:
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)
@@ -280,6 +307,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
 
 
-def usual_path() -> Path:
-    """Where `meshwright measure` writes by default."""
-    return cache_folder() / FILE_NAME
+def usual_path(cluster: str = "") -> Path:
+    """Where `meshwright measure` writes by default; with the tiers of a cluster, under its name."""
+    return cache_folder() / (f"profile-{cluster}.json" if cluster else FILE_NAME)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.measured import Correction, Rates, Shape, ends_time, exchange_s, layer_time, tensor_exchange_s
+from meshwright.cost.measured import Correction, Placed, Rates, Shape, ends_time, exchange_s, layer_time, tensor_exchange_s
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, Profile, RankChunk, Slice, shape_of
 from meshwright.describe.recipe import recipe
@@ -92,10 +92,9 @@ def _rates(profile: Profile, number_format: str, cast_bytes: float) -> Rates:
     shapes = np.array([(a.batch * a.num_heads, a.seq_len, a.head_dim) for a in each], dtype=np.float64).T
     flops = 2.0 * shapes[0] * shapes[1] ** 2 * shapes[2]
     attention = (shapes, flops / [a.forward_s for a in each]), (shapes, 2.5 * flops / [a.backward_s for a in each])
-    kinds = sorted({c.kind for c in profile.collectives})
     collectives = {}
-    for kind in kinds:
-        same = [c for c in profile.collectives if c.kind == kind]
+    for kind in sorted({c.kind for c in profile.on_one_machine}):
+        same = [c for c in profile.on_one_machine if c.kind == kind]
         collectives[kind] = (
             np.array([(c.num_ranks, c.payload_bytes) for c in same], dtype=np.float64).T,
             np.array([c.seconds for c in same]),
@@ -107,7 +106,18 @@ def _rates(profile: Profile, number_format: str, cast_bytes: float) -> Rates:
         loss_bytes_per_s=profile.loss_bytes_per_s,
         cast_bytes=cast_bytes,
         collectives=collectives,
+        placed=_placed(profile),
     )
+
+
+def _placed(profile: Profile) -> dict[str, tuple[Placed, ...]]:
+    """Collectives between hosts, by kind."""
+    found: dict[str, list[Placed]] = {}
+    for kind, members in sorted({(c.kind, c.members) for c in profile.between_hosts}):
+        same = sorted((c.payload_bytes, c.seconds) for c in profile.between_hosts if (c.kind, c.members) == (kind, members))
+        sizes, seconds = np.array(same, dtype=np.float64).T
+        found.setdefault(kind, []).append(Placed(members, sizes, seconds))
+    return {kind: tuple(each) for kind, each in found.items()}
 
 
 def _corrections(slices: Sequence[Slice], ranks: Sequence[RankChunk], rates: Rates, profile: Profile) -> tuple[Correction, Correction]:

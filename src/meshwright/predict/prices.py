@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s, sent_once_s
 from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
-from meshwright.cost.measured import ends_time, exchange_s, layer_time, tensor_exchange_s
+from meshwright.cost.measured import ends_time, exchange_s, layer_time, placed_exchange_s, tensor_exchange_s
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes
 from meshwright.errors import InputError
@@ -463,8 +463,15 @@ class Pricer:
         share = self.sender_share()
         return np.asarray(np.maximum(message_s * share, np.where(share < 1, message_s - chunk_s, 0.0)))
 
-    def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
-        """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own."""
+    def working_message_s(self, message_s: Column) -> Column:
+        """Of the seconds of a message between stages, those in which cores work: all, where it is not known better."""
+        return message_s
+
+    def core_share(self, total_s: Column, working_s: Column, times: ChunkTimes) -> Any:
+        """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own.
+
+        `working_s` are the seconds of the same pipeline if no message had to wait for a link.
+        """
         return 1.0
 
 
@@ -475,6 +482,8 @@ def _waited_s(gpu_s: Column, host_s: Column) -> Column:
 
 class MeasuredPricer(Pricer):
     """The same from a hardware profile: kernels as they were timed, put together, and corrected by slices of the trainer's step."""
+
+    waits = True  # whether exchanges wait for links between hosts
 
     def __init__(self, inputs: Inputs, layouts: Layouts, constants: Constants, measured: Measured) -> None:
         super().__init__(replace(inputs, log_factor=0.0), layouts, constants)
@@ -495,6 +504,41 @@ class MeasuredPricer(Pricer):
         if profile.shares_cores:
             self.contention = np.ones_like(self.tokens)  # who sends takes the cores of who computes
         self.sequences = np.asarray(layouts.micro_batch, dtype=np.float64)
+        self.slower = self._slower_tiers()
+        self.together = np.minimum(self.q.tier_size, self.ranks)  # members of the group of all ranks
+
+    def _slower_tiers(self) -> Column:
+        """How much slower each tier is than when it was timed; 1 unless the cluster was changed since, as `--set` does."""
+        timed = np.array([[tier.bytes_per_s] for tier in self.m.profile.tiers]).reshape(-1, 1)
+        return np.asarray(timed / self._as_timed(np.asarray(self.q.tier_bytes_per_s)) * np.ones_like(self.tokens))
+
+    def _as_timed(self, tiers: Column) -> Column:
+        """Rows of tiers as many as were timed: inputs repeat the last tier, or leave a repeated one out."""
+        rows = np.minimum(np.arange(len(self.m.profile.tiers)), len(tiers) - 1)
+        return np.asarray(tiers[rows])
+
+    def without_waits(self) -> Self:
+        """The same prices if no exchange had to wait for a link between hosts: the cores' part of it."""
+        bare = copy(self)
+        bare.waits = False
+        return bare
+
+    def wait_s(self, kind: str, payload_bytes: Any, members: Column) -> Column:
+        """Seconds by which an exchange between hosts is longer than in one machine, where such exchanges were timed; else 0.
+
+        They were timed with all groups at work at once, so what groups share is in them. A tier that is slower now than it was then makes
+        them longer in proportion.
+        """
+        timed = self.m.rates.placed.get(kind, ()) if self.waits else ()
+        if not timed:
+            return np.zeros_like(self.tokens)
+        members = self._as_timed(members)
+        alone_s = exchange_s(payload_bytes, members[-1], *self.m.rates.collectives[kind])
+        placed_s = placed_exchange_s(payload_bytes, members, timed)
+        below = np.concatenate([np.ones_like(members[:1]), members[:-1]])
+        outermost = np.max(np.where(members > below, np.arange(len(members))[:, None], 0), axis=0)
+        slower: Column = np.take_along_axis(self.slower, outermost[None], axis=0)[0]
+        return np.asarray(np.maximum(placed_s - alone_s, 0.0) * slower)
 
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch. What recomputing adds leaves out the last product, which nothing reads again; but a
@@ -550,7 +594,9 @@ class MeasuredPricer(Pricer):
         if "all-gather" not in self.m.rates.collectives:
             return super().tensor_s()
         payload = self.tokens * self.q.hidden * self.m.element_bytes
-        return np.asarray(tensor_exchange_s(payload, self.tp, self.m.rates) * self.m.tensor * self.crowd)
+        members = self.placement.members["tp"]
+        waits_s = 2 * (self.wait_s("all-gather", payload, members) + self.wait_s("reduce-scatter", payload, members))
+        return np.asarray(tensor_exchange_s(payload, self.tp, self.m.rates) * self.m.tensor * self.crowd + waits_s)
 
     def hidden_tensor_share(self) -> Column:
         """Nothing where collectives were timed: the trainer waits for each of them."""
@@ -561,6 +607,7 @@ class MeasuredPricer(Pricer):
         if "all-gather" not in self.m.rates.collectives:
             return np.zeros_like(self.tokens)
         small_s = self.exchange_s("all-reduce", 4.0 * self.tokens, self.tp)
+        small_s = small_s + self.wait_s("all-reduce", 4.0 * self.tokens, self.placement.members["tp"])
         return np.asarray(self.tensor_s() + 2 * small_s)
 
     def message_s(self) -> Column:
@@ -568,31 +615,67 @@ class MeasuredPricer(Pricer):
         if "message" not in self.m.rates.collectives:
             return super().message_s()
         payload = self.tokens * self.q.hidden / self.tp * self.m.element_bytes
-        return self.exchange_s("message", payload, np.where(self.pp > 1, 2.0, 1.0))
+        pair = np.where(self._meets("pp"), 2.0, 1.0)
+        return np.asarray(self.exchange_s("message", payload, pair[-1]) + self.wait_s("message", payload, pair))
+
+    def _meets(self, axis: str) -> NDArray[np.bool_]:
+        """By tier: whether all neighbours on an axis are in one domain of it, [tiers, layouts]; the slowest of their messages counts."""
+        members = self.placement.members[axis]
+        below = np.concatenate([np.ones_like(members[:1]), members[:-1]])
+        outermost = np.max(np.where(members > below, np.arange(len(members))[:, None], -1), axis=0)
+        return np.asarray((np.arange(len(members))[:, None] >= outermost) & (outermost >= 0))
+
+    def working_message_s(self, message_s: Column) -> Column:
+        """The cores' part of a message."""
+        return np.asarray(self.without_waits().message_s()) if self.m.rates.placed else message_s
+
+    def sent_s(self, message_s: Column, chunk_s: Column) -> Column:
+        """Seconds that a sender stands still: the cores' part of a message. The trainer waits for its sends at the end of the step only;
+        who waits for the link is the receiver, in the schedule."""
+        return super().sent_s(self.working_message_s(message_s), chunk_s)
+
+    def data_parallel_s(self, split: Split, layer: Layer, *, contended: bool = True) -> Column:
+        """The same, where waiting for a link is hidden for nothing and the cores' part of the traffic is not."""
+        if not self.m.rates.placed:
+            return super().data_parallel_s(split, layer, contended=contended)
+        between, working = self.between(split), self.without_waits().between(split)
+        whole_s = between.gathered_s + between.reduced_s
+        share = (working.gathered_s + working.reduced_s) / np.where(whole_s > 0, whole_s, 1.0)
+        shared, experts = self.parameters(split)
+        return self._exposed_dp_s(split, layer, between, shared + experts, self.paid_share(contended=contended) * share)
 
     def _traffic_s(self, parameters: Column, members: Column) -> tuple[Column, Column]:
         if "reduce-scatter" not in self.m.rates.collectives:
             return super()._traffic_s(parameters, members)
         pieces = np.maximum(parameters / traffic.BUCKET_PARAMETERS, traffic.SMALLEST_BUCKETS)
         size, ranks = parameters * self.m.element_bytes / pieces, members[-1]
-        return pieces * self.exchange_s("reduce-scatter", size, ranks), pieces * self.exchange_s("all-gather", size, ranks)
+        both = [self.exchange_s(kind, size, ranks) + self.wait_s(kind, size, members) for kind in ("reduce-scatter", "all-gather")]
+        return np.asarray(pieces * both[0]), np.asarray(pieces * both[1])
 
     def step_s(self) -> Column:
         """Seconds of the one sum over all ranks; what the host does else is in the slices' ends."""
         if "all-reduce" not in self.m.rates.collectives:
             return np.zeros_like(self.tokens)
-        return self.exchange_s("all-reduce", STEP_SUM_BYTES, self.ranks)
+        return self.exchange_s("all-reduce", STEP_SUM_BYTES, self.ranks) + self.wait_s("all-reduce", STEP_SUM_BYTES, self.together)
 
     def sender_share(self) -> Any:
         """All of it where cores are shared: who sends in the background takes the time of who computes."""
         return 1.0 if self.m.profile.shares_cores else super().sender_share()
 
-    def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
+    def core_share(self, total_s: Column, working_s: Column, times: ChunkTimes) -> Any:
         """Work of all stages over the time that a pipeline of their own cores would take, but no faster than a core for each; and
-        what sharing it costs."""
+        what sharing it costs. Waits for links do not shrink: replicas run in step, so they wait at the same time."""
         if not self.m.profile.shares_cores:
             return 1.0
         work_s = self.pp * self.vp * (times.forward_s + times.backward_s) + times.first_s + times.last_s
         least = self.m.profile.num_cores / np.maximum(self.ranks, self.m.profile.num_cores)
-        share = np.minimum(np.maximum(self.num_micro_batches * work_s / self.pp / total_s, least), 1.0)
-        return share * np.where(self.pp > 1, self.m.pipeline, 1.0)
+        share = np.minimum(np.maximum(self.num_micro_batches * work_s / self.pp / working_s, least), 1.0)
+        share = share * np.where(self.pp > 1, 1.0 + (self.m.pipeline - 1.0) * self._core_part(), 1.0)
+        return (share * working_s + (total_s - working_s)) / total_s
+
+    def _core_part(self) -> Any:
+        """Of a layer's seconds, the share in which cores work and no rank waits for a link."""
+        if not self.m.rates.placed:
+            return 1.0
+        layer, working = self.layer(), self.without_waits().layer()
+        return (working.total_s(0) + working.total_s(1)) / (layer.total_s(0) + layer.total_s(1))

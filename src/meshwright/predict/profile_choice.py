@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.describe.cluster import Cluster
+from meshwright.describe.load import EMULATED
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile, load_profile, usual_path
 from meshwright.describe.this_machine import NAME, catalogue_name, processor_name
@@ -34,15 +35,21 @@ def with_profile(stack: Software, model: Model, cluster: Cluster, workload: Work
 
 def _own(model: Model, cluster: Cluster, workload: Workload) -> Profile | None:
     """This machine's own profile, where there is one that fits the cluster and the job."""
-    if not cluster.name.startswith(NAME) or not usual_path().exists():
+    path = own_path(cluster)
+    if not cluster.name.startswith(NAME) or not path.exists():
         return None
     try:
-        profile = load_profile(usual_path())
-        check_fits(profile, cluster, str(usual_path()))
+        profile = load_profile(path)
+        check_fits(profile, cluster, str(path))
         measured(model, workload, profile)
     except InputError:
         return None
     return profile
+
+
+def own_path(cluster: Cluster) -> Path:
+    """Where the profile of a cluster of this machine is: one with links between hosts has a profile of its own, with its tiers."""
+    return usual_path() if cluster.name in (NAME, EMULATED) else usual_path(cluster.name)
 
 
 def check_fits(profile: Profile, cluster: Cluster, where: str) -> None:
@@ -58,6 +65,13 @@ def check_fits(profile: Profile, cluster: Cluster, where: str) -> None:
             f"the profile is of {profile.device}, and {cluster.name} has {chip.name}",
             where=where,
             fix=f"measure on that machine, or leave the profile out: {argument('profile', 'none')}",
+        )
+    names, timed = [tier.name for tier in cluster], [tier.name for tier in profile.tiers]
+    if timed and timed != names:
+        raise InputError(
+            f"the profile's tiers are {', '.join(timed)}, and {cluster.name} has {', '.join(names)}",
+            where=where,
+            fix=f"measure that cluster, or leave the profile out: {argument('profile', 'none')}",
         )
 
 

@@ -28,12 +28,22 @@ def _blocks(profile: Profile, path: Path, *, is_usual: bool) -> Iterator[Block]:
     yield Table("products", ("format", "rows>", "slowest>", "fastest>"), tuple(_product_rows(profile)))
     columns = ("model", "precision", "batch>", "ranks>", "layer>", "ends>", "update>", "kept per layer>")
     yield Table("slices of the training step", columns, tuple(map(_slice_row, (*profile.slices, *profile.shared_slices))))
-    if profile.collectives:
-        rows = tuple((c.kind, str(c.num_ranks), si(c.payload_bytes, "B"), seconds(c.seconds)) for c in profile.collectives)
+    if profile.on_one_machine:
+        rows = tuple((c.kind, str(c.num_ranks), si(c.payload_bytes, "B"), seconds(c.seconds)) for c in profile.on_one_machine)
         yield Table("collectives", ("kind", "processes>", "payload>", "seconds>"), rows)
+    if profile.between_hosts:
+        placed = ("kind", "processes>", "in one of each tier", "payload>", "seconds>", "payload per second>")
+        yield Table(f"collectives between hosts: {', '.join(t.name for t in profile.tiers)}", placed, tuple(_placed_rows(profile)))
     yield from (Note(f"not timed: {what}") for what in profile.left_out)
     use = "predict, plan and train use it on this machine by default" if is_usual else f"use it with --profile {path}"
     yield Text(f"written to {path}; {use}")
+
+
+def _placed_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+    for c in profile.between_hosts:
+        inside = ", ".join(f"{count} in a {tier.name}" for tier, count in zip(profile.tiers, c.members, strict=True))
+        rate = si(c.payload_bytes / c.seconds, "B/s")
+        yield c.kind, str(c.num_ranks), inside, si(c.payload_bytes, "B"), seconds(c.seconds), rate
 
 
 def _slice_row(cut: Slice) -> tuple[str, ...]:

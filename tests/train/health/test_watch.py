@@ -58,6 +58,73 @@ def diagnosis(states: list[RankState], missing: tuple[int, ...] = ()) -> str:
     return found.text
 
 
+def on_hosts(silent: Collection[int], **changes: object) -> list[RankState]:
+    """Four hosts of two ranks: rank r of the first two waits in the pipeline for rank r + 4; some are silent."""
+    return [
+        a_rank(rank, ("message from stage 1", "pp", (rank, rank + 4)) if rank < 4 else None, alive=rank not in silent, host=f"h{rank // 2}")
+        for rank in range(8)
+    ]
+
+
+def test_hosts_that_fall_silent_together_are_a_cut_link_and_no_rank_is_blamed() -> None:
+    found = diagnose(on_hosts({4, 5, 6, 7}))
+    assert found is not None and found.culprits == ()
+    assert found.text == (
+        "the link between hosts h0, h1 and hosts h2, h3 is cut, or hosts h2, h3 lost power: "
+        "none of ranks 4, 5, 6, 7 there has reported since, "
+        "and their connections are still open; ranks 0, 1, 2, 3 wait in the pipeline message from stage 1"
+    )
+
+
+def test_a_silent_rank_on_a_host_that_still_speaks_is_named_itself() -> None:
+    silent = [replace(state, waits=("all-reduce", "dp", (4,))) if state.rank in (5, 6, 7) else state for state in on_hosts({4})]
+    found = diagnose(silent)
+    assert found is not None and found.culprits == (4,) and found.text.startswith("rank 4 has stopped")
+
+
+def test_one_rank_alone_on_its_host_or_hosts_without_names_are_no_sign_of_a_cut() -> None:
+    alone = [replace(state, host=f"n{state.rank}") for state in on_hosts({7})]
+    alone = [replace(state, waits=("all-reduce", "dp", (7,))) if 3 < state.rank < 7 else state for state in alone]
+    assert "the link" not in diagnosis(alone)
+    assert "the link" not in diagnosis([replace(state, host="") for state in on_hosts({4, 5, 6, 7})])
+
+
+class Silent:
+    """A store beyond a cut link: no question is answered."""
+
+    def clone(self) -> dist.HashStore:
+        return dist.HashStore()
+
+
+def test_a_rank_whose_store_is_silent_ends_by_itself_and_names_the_link() -> None:
+    reported: list[Diagnosis] = []
+    ended: list[int] = []
+    marks = Marks()
+    watch = Watch(marks, Silent(), 5, 8, reported.append, timeout_s=10.0, start_allowance_s=10.0, end=ended.append)  # type: ignore[arg-type]
+    marks.enter("message from stage 0", "pp", (1,))
+    watch.patience.tick(0.0, marks.num_moves)
+    watch._asked = 100.0, marks.num_moves
+    watch.guard(104.0)
+    watch.guard(110.0)
+    assert reported == [] and ended == []  # within the limit
+    watch.guard(111.0)
+    assert ended == [EXIT_HUNG] and reported[0].culprits == ()
+    assert "is cut, or that host lost power: the key-value store there gave no answer for 11 s" in reported[0].text
+    assert "waits in the pipeline message from stage 0 with rank 1" in reported[0].text
+
+
+def test_a_rank_that_moves_is_not_ended_by_a_silent_store() -> None:
+    ended: list[int] = []
+    marks = Marks()
+    watch = Watch(marks, Silent(), 5, 8, lambda found: None, timeout_s=10.0, start_allowance_s=10.0, end=ended.append)  # type: ignore[arg-type]
+    watch._asked = 100.0, marks.num_moves
+    marks.do("forward")
+    watch.guard(500.0)
+    watch._asked = None
+    watch.guard(500.0)
+    assert ended == []
+
+
 def test_a_rank_that_does_not_move_is_named_with_its_place_and_those_who_wait() -> None:
     tensor, pipeline = ("all-gather", "tp", (2, 3)), ("receive of micro-batch 2", "pp", (0, 2))
     states = [

@@ -7,12 +7,17 @@ if it waits for no other rank and has exceeded its own time limit, or if it no l
 its limit (it saves, evaluates or compiles), no rank is ended. One rank writes the diagnosis, and all ranks end with `EXIT_HUNG`.
 
 Notes that no rank has written, and notes that vanish, do not count: a diagnosis says that another process reaches the store.
+
+A link that is cut closes no connection: processes beyond it fall silent all at once, and a question to the store gets no answer, not even
+an error. So ranks that fall silent together, all ranks of their hosts, are reported as a cut link and not as ranks at fault; and a third
+thread notices that the second one waits for the store, so that the ranks beyond the cut end as well.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -59,6 +64,7 @@ class RankState:
     at: str = ""  # line of code, once it is idle for long
     finished: bool = False
     alive: bool = True  # set by the reader
+    host: str = ""  # the name of its machine
 
     @property
     def at_fault(self) -> bool:
@@ -114,6 +120,8 @@ def diagnose(states: Sequence[RankState], missing: Sequence[int] = (), place: Ca
     at_fault = [state for state in states if state.at_fault]
     culprits = [state for state in at_fault if not state.finished or any(state.holds_up(other) for other in waiting)]
     step = max((state.step for state in states), default=0)
+    if cut := _cut(states, culprits, missing):
+        return Diagnosis(f"{cut}; {_waiting_for(culprits, waiting)}", (), tuple(state.rank for state in waiting), step)
     sentences = [f"{name(state.rank)} {_fault(state)}; {_waiters(state.rank, waiting)}" for state in culprits]
     sentences += [f"{name(rank)} has never reported; {_waiters(rank, waiting)}" for rank in missing]
     if not sentences:
@@ -127,6 +135,42 @@ def diagnose(states: Sequence[RankState], missing: Sequence[int] = (), place: Ca
 
 def _namer(place: Callable[[int], str] | None) -> Callable[[int], str]:
     return lambda rank: f"rank {rank} ({place(rank)})" if place else f"rank {rank}"
+
+
+def _cut(states: Sequence[RankState], culprits: Sequence[RankState], missing: Sequence[int]) -> str:
+    """A sentence about a cut link, if all that is wrong is that whole hosts are silent; else nothing.
+
+    One rank alone on its host may as well have been stopped. Processes that end close their connections, which ends the others at once.
+    """
+    hosts = {state.host for state in states}
+    silent = [state for state in states if not state.alive]
+    beyond = {state.host for state in silent}
+    if missing or len(hosts) < 2 or "" in hosts or len(silent) < 2 or beyond == hosts or set(culprits) != set(silent):
+        return ""
+    if any(state.host in beyond for state in states if state.alive):
+        return ""
+    here, there = (_hosts(sorted(some)) for some in (hosts - beyond, beyond))
+    who = _ranks([state.rank for state in silent])
+    return (
+        f"the link between {here} and {there} is cut, or {there} lost power: none of {who} there has reported since, "
+        "and their connections are still open"
+    )
+
+
+def _waiting_for(culprits: Sequence[RankState], waiting: Sequence[RankState]) -> str:
+    """Which ranks wait for some that are beyond a cut link."""
+    direct = [state for state in waiting if any(one.holds_up(state) for one in culprits)]
+    groups: dict[str, list[int]] = defaultdict(list)
+    for state in direct:
+        if state.waits:
+            groups[_collective(state.waits)].append(state.rank)
+    clauses = [f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {what}" for what, ranks in groups.items()]
+    return ", ".join(clauses) or "no rank waits for them directly"
+
+
+def _hosts(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"host{'s' if len(names) > 1 else ''} {listed}"
 
 
 def _fault(state: RankState) -> str:
@@ -304,26 +348,32 @@ class Watch:
     ) -> None:
         self.marks, self.rank, self.report, self.place, self.witness, self.end = marks, rank, report, place, witness, end
         self.patience = Patience(timeout_s, start_allowance_s, beat_s)
+        self.host = socket.gethostname()
         self.store = store.apart("watch", STORE_TIMEOUT_S)  # a slow answer never holds up the main thread
         self._peers = Peers(self.store, num_ranks)
         self._main = threading.get_ident()
         self._beat = 0
         self._reader = ("", 0.0)  # who read when this rank last looked, and since when that has not changed
+        self._asked: tuple[float, int] | None = None  # since when the store has been asked, and the moves of the main thread then
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshwright-watch", daemon=True)
+        self._guard_thread = threading.Thread(target=self._guard_run, name="meshwright-guard", daemon=True)
 
     def start(self) -> None:
         """Begin to watch; call it from the main thread."""
         self._publish()
         self._thread.start()
+        self._guard_thread.start()
 
     def stop(self) -> None:
-        """Report that this rank is done, and stop watching."""
+        """Report that this rank is done, and stop watching. A store that does not answer is not waited for."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        with suppress(RuntimeError):
-            self._publish(finished=True)
+        for thread in (self._thread, self._guard_thread):
+            if thread.is_alive():
+                thread.join(STORE_TIMEOUT_S + 2 * self.patience.beat_s)
+        if not self._thread.is_alive():  # it would still wait for the store, and hold its connection
+            with suppress(RuntimeError):
+                self._publish(finished=True)
 
     def step(self, number: int, step_s: float) -> None:
         """Note a finished step; its time is used for the limit."""
@@ -345,7 +395,26 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self.patience.beat_s):
+            self._asked = time.monotonic(), self.marks.num_moves
             self.beat(time.monotonic())
+            self._asked = None
+
+    def _guard_run(self) -> None:
+        while not self._stop.wait(self.patience.beat_s):
+            self.guard(time.monotonic())
+
+    def guard(self, now_s: float) -> None:
+        """End the process if the store has not answered, with its connection open, for as long as this rank has made no progress."""
+        asked = self._asked
+        if asked is None or self.marks.num_moves != asked[1]:
+            return
+        silent_s = now_s - asked[0]
+        if silent_s > STORE_TIMEOUT_S and self.patience.idle_s + silent_s > self.patience.limit_s():
+            found = self._alone(f"no answer for {silent_s:.0f} s", idle_s=self.patience.idle_s + silent_s, is_silent=True)
+            try:
+                self.report(found)
+            finally:
+                self._leave()  # telling the others would wait for the store too
 
     def beat(self, now_s: float) -> None:
         """Report this rank's state, and look at the others if it has made no progress for a while."""
@@ -379,6 +448,7 @@ class Watch:
             limit_s=patience.limit_s(),
             at=_line_of(self._main) if suspicious else "",
             finished=finished,
+            host=self.host,
         )
 
     def _look(self, now_s: float) -> None:
@@ -421,13 +491,19 @@ class Watch:
         is_free = not found or now_s - self._reader[1] > LEASE_BEATS * self.patience.beat_s
         return is_free and self.store.compare_set(READER, found, mine).decode() == mine
 
-    def _alone(self, error: str) -> Diagnosis:
-        """The diagnosis when the store no longer answers: the process that hosts it has gone."""
-        state = self._state()
+    def _alone(self, error: str, *, idle_s: float | None = None, is_silent: bool = False) -> Diagnosis:
+        """The diagnosis when the store no longer answers: the process that hosts it has gone, or if it is silent, the link to it is cut."""
+        state = self._state() if idle_s is None else replace(self._state(), idle_s=idle_s)
         name = _namer(self.place)(self.rank)
         doing = f"waits in {_collective(state.waits)} with {_ranks(state.waits[2])}" if state.waits else f"is in {state.doing}"
         why = error.splitlines()[0] if error else "no reason given"
-        text = f"{name} has not moved for {state.idle_s:.1f} s and {doing}; the process that hosts the key-value store has stopped ({why})"
+        gone = (
+            f"the link between host {state.host} and the host of rank 0 is cut, or that host lost power: the key-value store there gave "
+            f"{why}, and its connection is still open"
+            if is_silent
+            else f"the process that hosts the key-value store has stopped ({why})"
+        )
+        text = f"{name} has not moved for {state.idle_s:.1f} s and {doing}; {gone}"
         return Diagnosis(text, (), (self.rank,) if state.waits else (), state.step)
 
     def _end(self, found: Diagnosis) -> None:
@@ -453,6 +529,8 @@ class Watch:
             self.witness()
             with suppress(RuntimeError):
                 self.store.wait([TOLD], timedelta(seconds=(WITNESS_BEATS + 1) * self.patience.beat_s))
+        if self.rank == 0:  # it hosts the store where a launcher started the ranks: the others must read the same first
+            time.sleep(2 * self.patience.beat_s)
         self._leave()
 
     def _leave(self) -> None:

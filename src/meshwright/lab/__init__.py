@@ -1,0 +1,1 @@
+"""A small cluster on one machine: racks, hosts and shaped links as network namespaces; see `meshwright lab`."""
