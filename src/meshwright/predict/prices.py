@@ -562,7 +562,7 @@ class MeasuredPricer(Pricer):
                 offload_s=0.0 * ones,
             )
         )
-        stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | self.l.is_zero_bubble
+        stops_early = self.m.profile.shares_cores | (self.tp > 1) | self.l.is_zero_bubble
         unread_s = np.where(self.l.recomputes_all & stops_early, seen.last_s * way, 0.0)
         return replace(layer, matmul=(layer.matmul[0], layer.matmul[1] - unread_s))
 

@@ -65,12 +65,13 @@ class BetweenCollectives:
     """A layer whose work between collectives is compiled: the rotation, and the second product of each half with what is before it.
 
     The first products are one with the collective before them (`train.parallel.tensor.GatheredProduct`), and a norm is one kernel anyway.
+    A layer that is computed again stops before its last product, which nothing reads: so that product is not compiled into a piece there.
     """
 
     def __init__(self, block: Block, compiled: Compile) -> None:
         self.block = block
         self.turned, self.narrowed = compiled(block.attention.turned), compiled(block.attention.narrowed)
-        self.mlp_narrowed = compiled(block.mlp.narrowed)
+        self.mlp_narrowed = block.mlp.narrowed if block.recomputes else compiled(block.mlp.narrowed)
 
     def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         block, attention, mlp = self.block, self.block.attention, self.block.mlp
