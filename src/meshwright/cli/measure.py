@@ -78,8 +78,6 @@ def measure(
 
     Examples:
 
-      meshwright measure
-
       meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
 
       meshwright measure --cluster lab
