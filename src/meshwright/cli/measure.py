@@ -59,9 +59,10 @@ def measure(
     is_quick: Annotated[
         bool, typer.Option("--quick", help="Measure for a shorter time, without a GPU: about 20 s instead of a minute, and less exact.")
     ] = False,
-    cluster: Annotated[
+    tiers_of: Annotated[
         str,
         typer.Option(
+            "--cluster",
             metavar="LAB|FILE",
             help="Also time the tiers of a cluster between its hosts: a lab that is up, or a description whose ranks torchrun started.",
         ),
@@ -78,18 +79,16 @@ def measure(
 
     Examples:
 
-      meshwright measure
-
       meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
 
       meshwright measure --cluster lab
     """
     started_s = time.perf_counter()  # before torch is imported: the import counts as well
-    if cluster or base:
+    if tiers_of or base:
         from meshwright.cli.measure_cluster import measure_cluster
 
         make = partial(_measured, models or (), seq, batch, precisions or (), limit_s=limit, started_s=started_s, is_quick=is_quick)
-        measure_cluster(cluster, base, out, make, as_json=as_json)
+        measure_cluster(tiers_of, base, out, make, as_json=as_json)
         return
     from meshwright.cli.show import show
     from meshwright.describe.profile import usual_path
