@@ -49,6 +49,7 @@ class Bucket:
     incoming: Tensor | None  # where the result of a reduction is stored
     views: list[Tensor]  # of the gradients, one per parameter
     counts: list[int]  # gradients added so far, one number per parameter
+    is_leaving: bool = False  # its gradients have left, and their sum is not in the shard yet
     work: dist.Work | None = None
     across: dist.Work | None = None  # the sum over groups that each share a state
     gathering: dist.Work | None = None
@@ -179,7 +180,7 @@ class DataParallel:
         axis = self.mesh.shard
         if self._leaving is not None and self._leaving is not bucket:
             self._cross(self._leaving)
-        self._leaving = bucket
+        self._leaving, bucket.is_leaving = bucket, True
         if self.mesh.num_replicas > 1:
             self.own.append(measures_of(bucket.gradients))
         if self.zero_stage == 0 and axis.size > 1:
@@ -189,8 +190,9 @@ class DataParallel:
 
     def _land(self, bucket: Bucket) -> None:
         """Wait for the sum of a bucket and put it into the shard."""
-        if bucket.work is None and bucket.across is None and self.zero_stage == 2:
+        if not bucket.is_leaving and self.zero_stage == 2:
             return  # no reduction is running
+        bucket.is_leaving = False
         self._cross(bucket)
         self.mesh.replicate.wait(bucket.across, "gradient reduction")
         bucket.across = None
