@@ -252,7 +252,7 @@ def test_every_command_with_json_has_a_case() -> None:
     walked = {path for path, command in commands() if has_json(command)}
     tried = {path for path in walked for case in (*CASES, TRAINED) if tuple(case.arguments[: len(path)]) == path}
     assert walked - tried == set(), "add a case for each of these commands"
-    assert {path for path, command in commands() if not has_json(command)} == {("serve",), ("lab", "run")}
+    assert {path for path, command in commands() if not has_json(command)} == {("launch",), ("serve",), ("lab", "run")}
 
 
 def test_every_kind_is_printed_by_a_command() -> None:

@@ -195,10 +195,12 @@ def read_traces(folder: Path) -> list[RankTrace]:
 
 
 def remove_traces(folder: Path) -> None:
-    """Remove the traces of an earlier failure, before the run goes on."""
+    """Remove the traces of an earlier failure, before the run goes on, and their folder if nothing else is in it."""
     for path in (folder / FLIGHT).glob("*rank-*.json"):  # and what a kill left half written
         with suppress(OSError):
             path.unlink()
+    with suppress(OSError):
+        (folder / FLIGHT).rmdir()
 
 
 def trace_of(entry: Any) -> RankTrace:
