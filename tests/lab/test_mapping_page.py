@@ -18,7 +18,7 @@ def test_the_headline_says_what_mapping_is_worth_and_whether_the_order_was_right
     assert headline([FAST, SLOW]) == (
         "The best mapping is pp across with 2 s a step, the worst tp across with 14 s: 7.0 times as long for the same work. "
         "Where two mappings differ by more than the noise, the forecast has them in the measured order. "
-        "Of the 2 best, 1 were predicted within 15%."
+        "Of the 2 best, 1 were predicted within 15 %."
     )
     wrong = a_trial("dp", predicted_s=1.0, measured_s=3.0)
     assert "The forecast has the wrong order of pp across and dp across, which differ by more than the noise." in headline([FAST, wrong])
