@@ -147,7 +147,7 @@ def test_a_rank_that_exits_in_mid_run_is_named(plan: Path, tmp_path: Path, code:
 
 
 def test_a_terminal_that_closes_saves_and_stops(slow_run: Callable[..., Command], tmp_path: Path) -> None:
-    command, run = slow_run(), tmp_path / "runs" / "a"
+    command, run = slow_run(with_=(0.6,)), tmp_path / "runs" / "a"
     command.step(run, 1)
     os.killpg(command.pid, signal.SIGHUP)
     assert command.wait() == 0, command.err
