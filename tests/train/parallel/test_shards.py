@@ -15,7 +15,7 @@ from parity import LLAMA
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.marks import Marks
-from meshwright.train.parallel.shards import Cut, Shard, cuts_of, has_padding, measures_of, rectangles, spans_of, square_sum
+from meshwright.train.parallel.shards import Cut, Shard, cuts_of, has_padding, measures_of, rectangles, spans_of, square_sum, sum_of
 from meshwright.train.parallel.tensor import split
 from meshwright.train.parallel.timing import HostTimer
 
@@ -109,3 +109,9 @@ def test_copies_and_tied_tables_count_once_towards_the_norm() -> None:
 def test_measures_by_hand() -> None:
     squares, total, largest = measures_of(torch.tensor([3.0, -4.0, 0.0, 0.0])).tolist()
     assert (squares, total, largest) == (pytest.approx(25.0), -1.0, 8.0)  # the largest value, 4, times the root of the size
+
+
+@pytest.mark.parametrize("size", [5, 1024, 100_003])
+def test_a_sum_of_numbers_with_one_sign_is_exact_to_a_small_part_of_their_norm(size: int) -> None:
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)) * 1e-3 + 1e-3
+    assert abs(float(sum_of(numbers)) - float(numbers.double().sum())) < 1e-6 * float(numbers.norm())
