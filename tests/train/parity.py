@@ -107,12 +107,24 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
     mesh.close()
 
 
-def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh) -> list[MicroBatch]:
+def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh, deal: tuple[int, ...] | None = None) -> list[MicroBatch]:
     """This rank's micro-batches of one step."""
     from meshwright.train.parallel.batches import micro_batches
 
     first = step * workload.global_batch
-    return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)
+    return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh, deal)
+
+
+def run_dealt(model: Model, workload: Workload, layout: Layout, deals: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
+    """Loss and norm of steps whose micro-batches are dealt to the replicas in different ways, on this rank."""
+    found = []
+    with replica_of(model, workload, layout) as (replica, mesh):
+        for step, deal in enumerate(deals):
+            replica.set_deal(deal)
+            result = replica.gradients(batch_of(step, model, workload, mesh, deal))
+            replica.update(result, TRAINING.rate((step + 1) * workload.global_batch))
+            found.append((result.loss, result.grad_norm))
+    return found
 
 
 def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int, tries: bool = False) -> Steps:

@@ -26,6 +26,7 @@ from meshwright.train.model.transformer import Attention, Block, Transformer
 from meshwright.train.parallel import context as context_parallel
 from meshwright.train.parallel import tensor as tensor_parallel
 from meshwright.train.parallel.alone import Alone
+from meshwright.train.parallel.batches import Deal
 from meshwright.train.parallel.buckets import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.parallel.digests import Digests
 from meshwright.train.parallel.fully_sharded import FullySharded
@@ -84,6 +85,18 @@ class Replica:
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
+
+    def set_deal(self, deal: Deal) -> None:
+        """Use another number of micro-batches on each replica from the next step on. All ranks must call it between the same steps.
+
+        `deal_refusal` says for which layouts this is possible.
+        """
+        assert sum(deal) * self.mesh.layout.micro_batch == self.workload.global_batch, "a deal gives each sample to one replica"
+        self.num_micro_batches = deal[self.mesh.dp.index]
+        self.stage.set_num_micro_batches(self.num_micro_batches)
+        for data in self.data:
+            if isinstance(data, DataParallel):
+                data.num_contributions = self.num_micro_batches
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""

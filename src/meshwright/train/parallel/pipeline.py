@@ -149,15 +149,19 @@ class Stage:
         self.mesh, self.chunks, self.shape, self.dtype = mesh, chunks, shape, dtype
         self.index, self.num_stages = mesh.pp.index, layout.pp
         # Without a pipeline, postponing gradients gains nothing.
-        name = layout.schedule if layout.pp > 1 else "interleaved"
-        schedule = schedule_named(name, layout.pp, layout.vp, num_micro_batches)
-        self.operations, self.num_coming = operations(schedule, self.index)
+        self.schedule_name = layout.schedule if layout.pp > 1 else "interleaved"
+        self.set_num_micro_batches(num_micro_batches)
         self.put_off = [PutOff() for _ in chunks]
-        if name == "zero-bubble":
+        if self.schedule_name == "zero-bubble":
             for chunk, put_off in zip(chunks, self.put_off, strict=True):
                 for module in chunk.modules():
                     if isinstance(module, Linear):
                         module.put_off = put_off
+
+    def set_num_micro_batches(self, number: int) -> None:
+        """Set how many micro-batches a step of this replica has; all stages of the replica must do this between the same steps."""
+        schedule = schedule_named(self.schedule_name, self.num_stages, self.mesh.layout.vp, number)
+        self.operations, self.num_coming = operations(schedule, self.index)
 
     def is_first(self, chunk: int) -> bool:
         """Whether a chunk of this stage holds the embedding."""
