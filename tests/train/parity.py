@@ -14,6 +14,7 @@ from meshwright.describe.workload import Training, Workload
 from meshwright.layout import Layout
 
 if TYPE_CHECKING:
+    from meshwright.train.checkpoint import Piece
     from meshwright.train.parallel.mesh import Mesh
     from meshwright.train.parallel.pipeline import MicroBatch
     from meshwright.train.replica import Replica
@@ -99,12 +100,25 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
     from meshwright.train.replica import Replica
 
     mesh = make_mesh(layout, device_here(), key_copies=model.key_copies(layout.tp))
-    replica = Replica(model, workload, mesh, TRAINING)
-    replica.fill_weights(initial_weights(model, SEED))
+    replica = Replica(model, workload, mesh, TRAINING, SEED)
+    if workload.adapters:
+        replica.fill_base(initial_weights(model, SEED))
+        replica.fill_weights(some_pairs)
+    else:
+        replica.fill_weights(initial_weights(model, SEED))
     replica.ready()
     yield replica, mesh
     replica.ready()
     mesh.close()
+
+
+def some_pairs(piece: Piece) -> None:
+    """Fill a piece of an adapter with numbers that depend on its name alone; none are zero, so that every gradient counts."""
+    import torch
+
+    rng = np.random.default_rng([SEED, *piece.name.encode()])
+    whole = torch.from_numpy(rng.normal(0.0, 0.1, piece.shape)).float()
+    piece.tensor.copy_(whole[tuple(slice(first, first + size) for first, size in zip(piece.start, piece.tensor.shape, strict=True))])
 
 
 def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh, deal: tuple[int, ...] | None = None) -> list[MicroBatch]:

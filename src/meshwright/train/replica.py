@@ -21,6 +21,7 @@ from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels import attention_parts, flash_attention, fp8
 from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
+from meshwright.train.model.adapters import add_adapters
 from meshwright.train.model.compiled import compile_layers, compiles
 from meshwright.train.model.transformer import Attention, Block, Transformer
 from meshwright.train.parallel import context as context_parallel
@@ -29,6 +30,7 @@ from meshwright.train.parallel.alone import Alone
 from meshwright.train.parallel.batches import Deal
 from meshwright.train.parallel.buckets import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.parallel.digests import Digests
+from meshwright.train.parallel.frozen import Frozen, connect
 from meshwright.train.parallel.fully_sharded import FullySharded
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.optimizer import AdamW
@@ -50,8 +52,8 @@ Fill = Callable[[Piece], None]
 class Replica:
     """This rank's chunks of the model, and what is needed to train them."""
 
-    def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
-        layout = mesh.layout
+    def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training, seed: int = 0) -> None:
+        layout, adapters = mesh.layout, workload.adapters
         check_trainable(model, workload, layout)
         key_copies = mesh.same_keys.size if mesh.same_keys else 1
         assert key_copies == model.key_copies(layout.tp), "make_mesh must be given Model.key_copies"
@@ -62,13 +64,19 @@ class Replica:
         self.attention = chosen_attention(model, workload, mesh, self.numbers)
         chunks = make_chunks(model, mesh)
         for chunk in chunks:
+            if adapters:
+                add_adapters(chunk, adapters)
             tensor_parallel.split(chunk, mesh.tp, keeps_inputs=layout.recompute == "full")
             context_parallel.split(chunk, mesh.cp, layout.cp_kind, workload.seq_len)
             set_recompute(chunk, layout.recompute)
             if self.numbers.fp8:
                 use_fp8(chunk, mesh)
+            if adapters:
+                connect(chunk, adapters, seed, mesh.tp)
+        self.is_sharded = layout.zero_stage == 3 and mesh.shard.size > 1  # with one rank each, whole copies are summed as in ZeRO 0
+        self.frozen = [Frozen(chunk, mesh, self.numbers, adapters.base) for chunk in chunks if adapters and not self.is_sharded]
         self.data = [self._data_parallel(chunk) for chunk in chunks]
-        if compiles(mesh.layout, mesh.device):
+        if compiles(mesh.layout, mesh.device) and not adapters:
             for chunk in chunks:
                 compile_layers(chunk, layout, packed=workload.packed)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
@@ -211,6 +219,16 @@ class Replica:
                 fill(piece)
         self.publish()
 
+    def fill_base(self, fill: Fill) -> None:
+        """Load the weights that are not trained, piece by piece."""
+        with torch.no_grad():
+            for frozen in self.frozen:
+                frozen.fill(fill)
+            for data in self.data:
+                for shard in data.frozen if isinstance(data, FullySharded) else ():
+                    for piece in shard.pieces(shard.values, "weights"):
+                        fill(piece)
+
     def publish(self) -> None:
         """Copy values that were written into the shards to the weights."""
         with torch.no_grad():
@@ -240,9 +258,9 @@ class Replica:
         # A single rank needs no buckets, unless gradients are added up in another precision than they are computed in.
         if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
             return Alone(chunk, self.mesh, self.numbers)
-        if self.mesh.layout.zero_stage == 3 and self.mesh.shard.size > 1:  # with one rank each, whole copies are summed as in ZeRO 0
+        if self.is_sharded:
             return FullySharded(chunk, self.mesh, self.numbers)
-        size = sum(parameter.numel() for parameter in chunk.parameters())
+        size = sum(parameter.numel() for _, parameter in chunk.trained_parameters())
         most = max(min(BUCKET_PARAMETERS, size // SMALLEST_BUCKETS), 1)
         return DataParallel(chunk, self.mesh, self.numbers, self.num_micro_batches, most)
 

@@ -27,7 +27,6 @@ FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
     "attention sinks": lambda asked: asked.model.attention_sinks,
     "norms of queries and keys": lambda asked: asked.model.qk_norm,
     "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
-    "adapters": lambda asked: asked.workload.adapters is not None,
 }
 SIDES: Mapping[str, Sides] = {
     "the hidden size": lambda asked, rows: np.full(len(rows), asked.model.hidden),
@@ -82,6 +81,22 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.precision not in PRECISIONS,
         ),
         JobRule(
+            what="multiplies in bf16 or fp32 beside adapters, not in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16; adapters.base = fp8 keeps the frozen base in fp8",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",
+            where="workload.adapters.targets",
+            fix="leave gate out of the targets",
+            source="train/model/adapters.py",
+            forbids=lambda asked: (
+                asked.workload.adapters is not None and "gate" in asked.workload.adapters.targets and not asked.model.gated
+            ),
+        ),
+        JobRule(
             what="cannot run {asked.model.name}, which has {asked.model.num_positions} learned positions, on sequences of "
             "{asked.workload.seq_len} tokens",
             where="workload.seq_len",
@@ -108,6 +123,14 @@ MESHWRIGHT = Stack(
     ),
     rules=(
         recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
+        Rule(
+            what="keeps a base in few bits whole on every replica, and cannot divide it by ZeRO 3",
+            where="layout.zero_stage",
+            fix="choose zero=1 or zero=2",
+            source="train/parallel/frozen.py",
+            forbids=lambda asked, rows: np.asarray((rows.zero_stage >= 3) & (rows.dp * rows.cp > 1)),
+            matters=lambda asked: asked.workload.adapters is not None and asked.workload.adapters.base != "bf16",
+        ),
         *(
             Rule(
                 what=f"runs fp8 products only on matrices whose sides are multiples of {FP8_MULTIPLE}; {what} is {{value}}",

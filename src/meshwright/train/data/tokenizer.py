@@ -49,6 +49,11 @@ class Tokenizer:
         """The SHA-256 of its tokenizer.json."""
         return hashlib.sha256(self.content).hexdigest()
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of its special tokens."""
+        return tuple(token.content for token in self.inner.get_added_tokens_decoder().values() if token.special)
+
     @cached_property
     def cuts_cleanly(self) -> bool:
         """Whether a text that is cut before white space after a letter or digit gives the tokens of the whole text."""

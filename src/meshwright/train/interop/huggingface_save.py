@@ -44,13 +44,13 @@ def save_huggingface(
     folder = Path(folder)
     named = named_tensors(model)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    with _appearing(folder) as draft:
+    with appearing(folder) as draft:
         kept = ((name, tensor) for name, tensor in pairs if not (model.tied_embeddings and name == "head.weight"))
         _write_weights(draft, _checked(kept, named, dtype), shard_bytes)
         if tokenizer is not None:
-            _write(draft / FILE_NAME, tokenizer.content)
-            _write(draft / "tokenizer_config.json", _json(tokenizer_config(tokenizer, context)))
-        _write(draft / CONFIG, _json(config_of(model, context=context, dtype=dtype, tokenizer=tokenizer)))
+            write_file(draft / FILE_NAME, tokenizer.content)
+            write_file(draft / "tokenizer_config.json", in_json(tokenizer_config(tokenizer, context)))
+        write_file(draft / CONFIG, in_json(config_of(model, context=context, dtype=dtype, tokenizer=tokenizer)))
 
 
 def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Tokenizer | None) -> dict[str, object]:
@@ -122,7 +122,7 @@ def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
     shards: list[list[str]] = []
     total_bytes = 0
     for number, part in enumerate(_parts(tensors, shard_bytes)):
-        _write_shard(draft / _unnumbered(number), part)
+        write_tensors(draft / _unnumbered(number), part)
         shards.append(list(part))
         total_bytes += sum(tensor.nbytes for tensor in part.values())
     if len(shards) == 1:
@@ -133,7 +133,7 @@ def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         os.rename(draft / _unnumbered(number), draft / file)
         places |= dict.fromkeys(names, file)
-    _write(draft / INDEX, _json({"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(places.items()))}))
+    write_file(draft / INDEX, in_json({"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(places.items()))}))
 
 
 def _unnumbered(number: int) -> str:
@@ -154,7 +154,8 @@ def _parts(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[
     yield part
 
 
-def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, part: dict[str, Tensor]) -> None:
+    """Write one safetensors file, and wait until it is on the disk."""
     with new_file(path) as fd:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)  # as the umask allows; safetensors creates a file that only its owner can read
     try:
@@ -170,7 +171,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
+def appearing(folder: Path) -> Iterator[Path]:
     """A folder to write into that becomes `folder` once everything is on the disk; nothing is left if it is interrupted."""
     check_new_folder(folder)
     draft = folder.with_name(f".{secrets.token_hex(8)}.new")
@@ -185,10 +186,12 @@ def _appearing(folder: Path) -> Iterator[Path]:
             remove_folder(draft)
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a new file, and wait until it is on the disk."""
     with new_file(path) as fd:
         write_all(fd, content)
 
 
-def _json(value: object) -> bytes:
+def in_json(value: object) -> bytes:
+    """A value as the content of a JSON file."""
     return (json.dumps(value, indent=2) + "\n").encode()

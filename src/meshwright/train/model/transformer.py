@@ -32,6 +32,7 @@ from meshwright.train.model.experts import ExpertLayer, expert_tensors, is_route
 # torch's own kernels, the fastest on Hopper first: cuDNN's takes half of the time of torch's flash kernel there.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
+ADAPTER = ".adapter."  # in the names of parameters that adapters add: `layers.0.attention.qkv.adapter.q.lora_a`
 X = TypeVar("X")
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions
 
@@ -46,6 +47,7 @@ class Context:
     # Where documents are packed: which queries and keys attend to each other. One entry; or one for each block of keys that a rank of
     # context parallelism attends to, None if it sees no key of a block.
     runs: tuple[Runs | None, ...] | None = None
+    samples: Tensor | None = None  # [B] numbers of the samples, if dropout depends on them
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
@@ -259,6 +261,9 @@ def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str,
 
     If `key_copies` tensor-parallel ranks hold the same key-value head, each has fewer queries by this factor.
     """
+    if ADAPTER in name:
+        layer, _, rest = name.partition(ADAPTER)
+        return ((f"{layer.rpartition('.')[0]}.{rest}", 1),)
     layer, _, kind = name.rpartition(".")
     joined = {
         "attention.qkv": (("q", model.num_heads // model.num_kv_heads // key_copies), ("k", 1), ("v", 1)),
@@ -355,6 +360,10 @@ class Transformer(nn.Module):
         """Hidden states for the next stage, or on the last stage, with labels, the summed loss."""
         x = self.hidden(x, context)
         return x if self.head is None or labels_BT is None else self.head(x, labels_BT)
+
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that training changes: all, or those of adapters beside a frozen model."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of this chunk by its name, as a view of the parameter that holds it; a tied table once."""

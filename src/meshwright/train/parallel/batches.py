@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,13 +67,14 @@ def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh
     tokens, labels, documents = (torch.from_numpy(array) for array in arrays)
     cp = mesh.cp
     positions = positions_of(workload.seq_len, cp.size, cp.index)
-    context = Context(positions=_move(positions, mesh))
+    drops = workload.adapters is not None and workload.adapters.dropout > 0
+    context = Context(positions=_move(positions, mesh), samples=_move(torch.tensor(list(numbers)), mesh) if drops else None)
     if workload.packed:
         everyones = torch.cat([positions_of(workload.seq_len, cp.size, i) for i in range(cp.size)])
         mine, all_of_them = _move(documents[:, positions], mesh), _move(documents[:, everyones], mesh)
         found = runs_for(mesh.layout.cp_kind, arrays[2], cp.size, cp.index)
         runs = tuple(each.moved(lambda starts: _move(starts, mesh)) if each is not None else None for each in found)
-        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them, runs=runs)
+        context = replace(context, documents=mine, everyones_documents=all_of_them, runs=runs)
     return MicroBatch(
         tokens=_move(tokens[:, positions].long(), mesh),
         labels=_move(labels[:, positions].long(), mesh),

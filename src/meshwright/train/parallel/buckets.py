@@ -108,7 +108,7 @@ class DataParallel:
             if not self.overlaps and self.zero_stage < 2:
                 self._leave(bucket)
             self._land(bucket)
-        if self.mesh.num_replicas > 1:
+        if self.mesh.num_replicas > 1 and self.buckets:
             self.landed = torch.stack([sum_of(_summed(bucket)) for bucket in self.buckets]).sum()
         self.forget()
 
@@ -292,7 +292,7 @@ def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
     """
     products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear)}
     kinds: dict[tuple[object, ...], list[str]] = {}
-    for name, parameter in reversed(list(chunk.named_parameters())):
+    for name, parameter in reversed(list(chunk.trained_parameters())):
         alone = name if chunk.model.tied_embeddings and name in TIED else ""
         kind = (alone, decays(name, parameter), is_partial(name), id(parameter) in products)
         kinds.setdefault(kind, []).append(name)

@@ -26,15 +26,18 @@ class FullySharded:
         self.loss_scale = float(mesh.num_replicas)  # fully_shard averages over replicas, but we need the sum
         policy = MixedPrecisionPolicy(param_dtype=numbers.compute, reduce_dtype=numbers.gradient, cast_forward_inputs=False)
         device_mesh = mesh.of_replicas()
-        chunk.to(numbers.state)
+        for parameter in chunk.parameters():
+            parameter.data = parameter.data.to(numbers.state if parameter.requires_grad else numbers.compute)
         cuts = cuts_of(chunk, mesh.tp)
         for module in units(chunk):
             unit = fully_shard(module, mesh=device_mesh, mp_policy=policy, reshard_after_forward=True)
             book_waits(unit, mesh.shard)
         set_prefetch(chunk)
         chunk.to_empty(device=mesh.device)
-        self.parameters = dict(chunk.named_parameters())
-        self.shards = [self._shard(name, parameter, cuts[name]) for name, parameter in self.parameters.items()]
+        shards = {name: self._shard(name, parameter, cuts[name]) for name, parameter in chunk.named_parameters()}
+        self.parameters = dict(chunk.trained_parameters())
+        self.shards = [shards[name] for name in self.parameters]
+        self.frozen = [shard for name, shard in shards.items() if name not in self.parameters]
         self._of_shard = list(self.parameters.values())
 
     def start(self) -> None:

@@ -246,7 +246,7 @@ class Flight:
         self.stage, self.batch, self.mail = stage, batch, mail
         self.loss_scale, self.add_gradient, self.before = loss_scale, add_gradient, before
         self.losses: list[Tensor] = []
-        self._held: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge]] = {}
+        self._held: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge | None]] = {}
         self._put_off: dict[tuple[int, int], list[Callable[[], tuple[torch.nn.Parameter, Tensor]]]] = {}
         self._begun: set[int] = set()
 
@@ -264,13 +264,16 @@ class Flight:
         else:
             self.mail.send(operation.sends_to, out.detach())
         # The backward pass begins at the operation that made the output. The output itself is not needed after it was sent.
-        self._held[chunk, operation.micro_batch] = x, out if operation.sends_to is None else get_gradient_edge(out)
+        # There is none where a chunk holds nothing that is trained: frozen embeddings.
+        edge = get_gradient_edge(out) if out.requires_grad else None
+        self._held[chunk, operation.micro_batch] = x, out if operation.sends_to is None else edge
 
     def backward(self, operation: Operation) -> None:
         """Run a chunk backward and send the gradient of its input."""
         x, out = self._held.pop((operation.chunk, operation.micro_batch))
         gradient = None if operation.receives is None else self.mail.receive(*operation.receives)
-        torch.autograd.backward(out, gradient)
+        if out is not None:
+            torch.autograd.backward(out, gradient)
         if operation.sends_to is not None:
             assert x.grad is not None, "what came from another stage asks for its gradient"
             self.mail.send(operation.sends_to, x.grad)

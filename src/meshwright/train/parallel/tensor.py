@@ -32,9 +32,13 @@ CUTS = {
     "attention.o.weight": 1,
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
+    # Of a pair of low-rank matrices, the one on the side that the weight is split along.
+    **{f".{name}.lora_b": 0 for name in ("q", "k", "v", "gate", "up")},
+    **{f".{name}.lora_a": 1 for name in ("o", "down")},
 }
 TABLES = ("embed.weight", "head.weight")
-COPIED = tuple(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias"))  # where ranks outnumber key-value heads
+# Where ranks outnumber key-value heads.
+COPIED = (*(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias")), ".k.lora_b", ".v.lora_b")
 
 
 def cut_dim(name: str) -> int | None:
@@ -77,7 +81,7 @@ def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None
         elif isinstance(module, Embedding):
             module.look_up, module.share = _VocabularyLookUp(axis), _share(axis)
         elif isinstance(module, Head):
-            module.enter, module.summed_loss = _gather(axis), _VocabularyLoss(axis, chunk.model.vocab_size)
+            module.enter, module.summed_loss = gathering(axis), _VocabularyLoss(axis, chunk.model.vocab_size)
 
 
 class GatheredProduct:
@@ -127,7 +131,9 @@ class _GatheredProduct(torch.autograd.Function):
         return leaves(), None, None, None, None
 
 
-def _gather(axis: Axis) -> Callable[[Tensor], Tensor]:
+def gathering(axis: Axis) -> Callable[[Tensor], Tensor]:
+    """A function that gathers the sequence from all ranks."""
+
     def gather(x: Tensor) -> Tensor:
         whole: Tensor = Gather.apply(x, axis, SEQUENCE)
         return whole
@@ -214,7 +220,10 @@ class _CutCrossEntropy(torch.autograd.Function):
 
 
 def is_partial(name: str) -> bool:
-    """Whether each tensor-parallel rank has the gradient of only its part of the sequence: parameters between blocks (norms, biases)."""
+    """Whether each tensor-parallel rank has only its part of the gradient of a parameter that is whole on all of them.
+
+    Norms and biases between blocks see a part of the sequence; the whole half of a low-rank pair sees a part of the matrix beside it.
+    """
     return cut_dim(name) is None
 
 
