@@ -21,7 +21,7 @@ CPU = "cpu"
 Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
 FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
-    "experts": lambda asked: asked.model.experts is not None,
+    "experts that have no gates": lambda asked: asked.model.experts is not None and not asked.model.gated,
     "latent attention": lambda asked: asked.model.latent is not None,
     "attention windows": lambda asked: bool(asked.model.window),
     "attention sinks": lambda asked: asked.model.attention_sinks,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
+from meshwright.train.model.experts import is_routed
 from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
@@ -32,6 +33,8 @@ CUTS = {
     "attention.o.weight": 1,
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
+    **{f"mlp.shared.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
+    "mlp.shared.down.weight": 1,
 }
 TABLES = ("embed.weight", "head.weight")
 COPIED = tuple(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias"))  # where ranks outnumber key-value heads
@@ -214,8 +217,11 @@ class _CutCrossEntropy(torch.autograd.Function):
 
 
 def is_partial(name: str) -> bool:
-    """Whether each tensor-parallel rank has the gradient of only its part of the sequence: parameters between blocks (norms, biases)."""
-    return cut_dim(name) is None
+    """Whether each tensor-parallel rank has the gradient of only its part of the sequence: parameters between blocks (norms, biases).
+
+    Gradients of routed experts are added up over all ranks that hold the same of them, which tensor-parallel ranks are among.
+    """
+    return cut_dim(name) is None and not is_routed(name)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
