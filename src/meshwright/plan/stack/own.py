@@ -21,7 +21,7 @@ CPU = "cpu"
 Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
 FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
-    "experts": lambda asked: asked.model.experts is not None,
+    "experts that have no gates": lambda asked: asked.model.experts is not None and not asked.model.gated,
     "latent attention": lambda asked: asked.model.latent is not None,
     "attention windows": lambda asked: bool(asked.model.window),
     "attention sinks": lambda asked: asked.model.attention_sinks,
@@ -57,6 +57,11 @@ def _is_elsewhere(asked: Asked) -> bool:
     return chip.vendor != "NVIDIA" and chip.architecture != CPU
 
 
+def _moves_no_bias(asked: Asked) -> bool:
+    training, experts = asked.workload.training, asked.model.experts
+    return training is not None and training.balance.bias_rate > 0 and experts is not None and not experts.router.has_selection_bias
+
+
 MESHWRIGHT = Stack(
     name="meshwright",
     title="the trainer",
@@ -72,6 +77,20 @@ MESHWRIGHT = Stack(
                 forbids=forbids,
             )
             for what, forbids in FOREIGN.items()
+        ),
+        JobRule(
+            what="cannot run the experts of {asked.model.name} in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16",
+            source="train/kernels/grouped.py",
+            forbids=lambda asked: asked.model.experts is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="cannot move selection biases of {asked.model.name}, whose router has none",
+            where="workload.training.balance.bias_rate",
+            fix="leave bias_rate out, or set has_selection_bias = true in the model's [experts.router]",
+            source="train/parallel/balance.py",
+            forbids=_moves_no_bias,
         ),
         JobRule(
             what="does not run in {asked.workload.precision!r}",

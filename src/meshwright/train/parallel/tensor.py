@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
+from meshwright.train.model.experts import is_routed
 from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
@@ -35,6 +36,8 @@ CUTS = {
     # Of a pair of low-rank matrices, the one on the side that the weight is split along.
     **{f".{name}.lora_b": 0 for name in ("q", "k", "v", "gate", "up")},
     **{f".{name}.lora_a": 1 for name in ("o", "down")},
+    **{f"mlp.shared.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
+    "mlp.shared.down.weight": 1,
 }
 TABLES = ("embed.weight", "head.weight")
 # Where ranks outnumber key-value heads.
@@ -223,8 +226,9 @@ def is_partial(name: str) -> bool:
     """Whether each tensor-parallel rank has only its part of the gradient of a parameter that is whole on all of them.
 
     Norms and biases between blocks see a part of the sequence; the whole half of a low-rank pair sees a part of the matrix beside it.
+    Gradients of routed experts are added up over all ranks that hold the same of them, which tensor-parallel ranks are among.
     """
-    return cut_dim(name) is None
+    return cut_dim(name) is None and not is_routed(name)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
