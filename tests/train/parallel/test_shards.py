@@ -111,7 +111,7 @@ def test_measures_by_hand() -> None:
     assert (squares, total, largest) == (pytest.approx(25.0), -1.0, 8.0)  # the largest value, 4, times the root of the size
 
 
-@pytest.mark.parametrize("size", [5, 1024, 100_003])
+@pytest.mark.parametrize("size", [5, 128, 1024, 100_003])
 def test_a_sum_of_numbers_with_one_sign_is_exact_to_a_small_part_of_their_norm(size: int) -> None:
     numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)) * 1e-3 + 1e-3
     assert abs(float(sum_of(numbers)) - float(numbers.double().sum())) < 1e-6 * float(numbers.norm())

@@ -21,7 +21,7 @@ from meshwright.train.model.transformer import Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.tensor import TABLES, copies_of, cut_dim, num_entries
 
-SUM_BLOCK = 1024  # elements that are added up in fp32
+SUM_BLOCK = 128  # elements that are added up in fp32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
