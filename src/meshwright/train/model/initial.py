@@ -13,6 +13,7 @@ from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 
 STD = 0.02
+ZEROS = ("bias", "sinks")  # vectors that begin with zeros; others, the weights of norms, begin with ones
 
 
 def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
@@ -38,7 +39,7 @@ def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
 def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     """The whole tensor `name` at the start, in fp32."""
     if len(shape) == 1:
-        return torch.zeros(shape, device=device) if name.endswith("bias") else torch.ones(shape, device=device)
+        return torch.zeros(shape, device=device) if name.endswith(ZEROS) else torch.ones(shape, device=device)
     std = STD / math.sqrt(2 * model.num_layers) if name.endswith(("attention.o.weight", "mlp.down.weight")) else STD
     number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
     generator = torch.Generator(device=device).manual_seed(number)
@@ -50,4 +51,4 @@ def fill_piece(piece: Piece) -> None:
     if len(piece.shape) > 1:
         piece.tensor.normal_(0.0, STD)
     else:
-        piece.tensor.fill_(0.0 if piece.name.endswith("bias") else 1.0)
+        piece.tensor.fill_(0.0 if piece.name.endswith(ZEROS) else 1.0)
