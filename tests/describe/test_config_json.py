@@ -96,6 +96,7 @@ CONFIGS = {
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "use_sliding_window": False,
@@ -116,6 +117,10 @@ CONFIGS = {
         "num_experts_per_tok": 6,
         "moe_intermediate_size": 1536,
         "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
+        "n_group": 8,
+        "topk_group": 3,
+        "routed_scaling_factor": 16.0,
     },
     "gpt-oss-20b": {
         **LLAMA,

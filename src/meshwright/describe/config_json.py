@@ -35,6 +35,11 @@ THEIRS: Mapping[str, tuple[str, ...]] = {
     "experts.hidden": ("moe_intermediate_size", "intermediate_size"),
     "experts.num_shared": ("n_shared_experts",),
     "experts.num_dense_layers": ("first_k_dense_replace", "mlp_only_layers"),
+    "experts.activation_limit": ("swiglu_limit",),
+    "experts.router.renormalizes": ("norm_topk_prob",),
+    "experts.router.scale": ("routed_scaling_factor",),
+    "experts.router.num_groups": ("n_group",),
+    "experts.router.num_chosen_groups": ("topk_group",),
     "latent.query_rank": ("q_lora_rank",),
     "latent.key_value_rank": ("kv_lora_rank",),
     "latent.nope_dim": ("qk_nope_head_dim",),
@@ -285,6 +290,7 @@ def _qwen3_moe(config: Config) -> Table:
         "num_active": config["num_experts_per_tok"],
         "hidden": config["moe_intermediate_size"],
         "num_dense_layers": len(config.get("mlp_only_layers", [])) if isinstance(config.get("mlp_only_layers", []), list) else 0,
+        "router": {"renormalizes": config.get("norm_topk_prob", False)},
     }
     windows = _windows(config, range(config.count("num_hidden_layers", 0))) if config.get("use_sliding_window", False) else {}
     return _shared(config) | _scaling(config) | {"qk_norm": True, "experts": experts} | windows
@@ -326,8 +332,26 @@ def _deepseek(config: Config) -> Table:
             "hidden": config["moe_intermediate_size"],
             "num_shared": config.get("n_shared_experts", 0),
             "num_dense_layers": config.get("first_k_dense_replace", 0),
+            "router": _deepseek_router(config),
         }
     return table
+
+
+def _deepseek_router(config: Config) -> Table:
+    """V3 adds a bias to sigmoids and chooses groups by their two best experts; V2 takes a softmax, and may limit tokens to groups."""
+    if config["model_type"] == "deepseek_v3":
+        return {
+            "scores": "sigmoid",
+            "has_selection_bias": True,
+            "renormalizes": config.get("norm_topk_prob", True),
+            "scale": config.get("routed_scaling_factor", 2.5),
+            "num_groups": config.get("n_group", 8),
+            "num_chosen_groups": config.get("topk_group", 4),
+        }
+    router = {"renormalizes": config.get("norm_topk_prob", False), "scale": config.get("routed_scaling_factor", 1.0)}
+    if config.get("topk_method", "greedy") == "greedy":
+        return router
+    return router | {"num_groups": config["n_group"], "num_chosen_groups": config["topk_group"], "num_group_scores": 1}
 
 
 def _gpt_oss(config: Config) -> Table:
@@ -337,6 +361,8 @@ def _gpt_oss(config: Config) -> Table:
         "num_experts": config["num_local_experts"],
         "num_active": config["num_experts_per_tok"],
         "hidden": config["intermediate_size"],
+        "activation_limit": config.get("swiglu_limit", 7.0),
+        "router": {"chooses_first": True, "has_bias": True},
     }
     table = _shared(config, theta=150000.0, epsilon=1e-5) | {"rotary_scaling": GPT_OSS_SCALING} | _scaling(config)
     table |= {"biases": True, "attention_biases": False, "attention_sinks": True, "experts": experts}

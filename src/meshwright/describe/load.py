@@ -23,6 +23,7 @@ from meshwright.describe.form import Checked, checked, located
 from meshwright.describe.hardware import Accelerator, Link
 from meshwright.describe.model import Experts, LatentAttention, Model, RotaryScaling
 from meshwright.describe.recipe import recipe
+from meshwright.describe.router import Balance, Router
 from meshwright.describe.source import Source, Sources
 from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
@@ -106,12 +107,29 @@ class LinkTable(Entry):
         )
 
 
+class RouterTable(Checked):
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    chooses_first: bool = False
+    renormalizes: bool = True
+    scale: Positive = 1.0
+    num_groups: Count = 1
+    num_chosen_groups: Count = 1
+    num_group_scores: Count = 2
+    has_bias: bool = False
+    has_selection_bias: bool = False
+
+
 class ExpertsTable(Checked):
     num_experts: Count
     num_active: Count
     hidden: Count
     num_shared: CountOrNone = 0
     num_dense_layers: CountOrNone = 0
+    router: RouterTable = RouterTable()
+    activation_limit: NotNegative = 0.0
+
+    def value(self) -> Experts:
+        return Experts(**self.model_dump(exclude={"router"}), router=Router(**self.router.model_dump()))
 
 
 class LatentTable(Checked):
@@ -183,7 +201,7 @@ class ModelTable(Entry):
             num_kv_heads=self.num_kv_heads or self.num_heads,
             head_dim=self.head_dim or self.hidden // self.num_heads,
             rotary_scaling=self.rotary_scaling.value() if self.rotary_scaling else None,
-            experts=Experts(**self.experts.model_dump()) if self.experts else None,
+            experts=self.experts.value() if self.experts else None,
             latent=LatentAttention(**self.latent.model_dump()) if self.latent else None,
             sources=sources,
         )
@@ -264,6 +282,14 @@ class AdaptersTable(Checked):
     targets: Annotated[list[Literal["qkv", "proj", "mlp"]], Field(min_length=1)]
 
 
+class BalanceTable(Checked):
+    auxiliary: NotNegative = 0.0
+    scope: Literal["sequence", "batch", "micro-batch"] = "sequence"
+    z: NotNegative = 0.0
+    bias_rate: NotNegative = 0.0
+    capacity: NotNegative = 0.0
+
+
 class TrainingTable(Checked):
     learning_rate: Positive
     min_learning_rate: NotNegative = 0.0
@@ -277,6 +303,10 @@ class TrainingTable(Checked):
     target_loss: NotNegative = 0.0
     most_samples: NotNegative = 0.0
     corpus: str = ""
+    balance: BalanceTable = BalanceTable()
+
+    def value(self) -> Training:
+        return Training(**self.model_dump(exclude={"balance"}), balance=Balance(**self.balance.model_dump()))
 
 
 class WorkloadTable(Entry):
@@ -307,7 +337,7 @@ class WorkloadTable(Entry):
             convergence=self.convergence.value() if self.convergence else None,
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
             adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
-            training=Training(**self.training.model_dump()) if self.training else None,
+            training=self.training.value() if self.training else None,
             expert_imbalance=self.expert_imbalance,
             packed=self.packed,
             target=self.target,

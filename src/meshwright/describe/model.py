@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
+from meshwright.describe.router import Router
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
 from meshwright.units import parameters
@@ -35,6 +36,8 @@ class Experts:
     hidden: int  # width of one expert
     num_shared: int = 0  # experts of the same width that every token visits
     num_dense_layers: int = 0  # leading layers that keep the dense MLP
+    router: Router = field(default_factory=Router)  # how tokens choose experts
+    activation_limit: float = 0.0  # gpt-oss clamps what its gates and inputs may be, and gates otherwise; 0: SwiGLU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,8 @@ class Model:
                 where=f"model {self.name}: num_kv_heads",
                 fix="choose a divisor of num_heads",
             )
+        if self.experts is not None:
+            self.experts.router.check(self.experts.num_experts, self.experts.num_active, f"model {self.name}: experts")
         check_numbers(self, f"model {self.name}")
         self._check_windows()
 

@@ -17,7 +17,7 @@ from meshwright.train.checkpoint.shard import DTYPES
 from meshwright.train.data.tokenizer import Tokenizer, read_tokenizer
 from meshwright.train.folders import PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
-from meshwright.train.model.transformer import Transformer, tensors_in
+from meshwright.train.model.transformer import Transformer, views_of
 
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
@@ -116,11 +116,15 @@ def _bare(model: Model) -> Transformer:
 def _assembled(model: Model, weights: Mapping[str, Tensor], device: torch.device) -> Transformer:
     """The transformer over these weights."""
     transformer = _bare(model)
-    for name, _ in list(transformer.named_parameters()):
+    for name, bare in list(transformer.named_parameters()):
         module, _, kind = name.rpartition(".")
-        held = [weights[tensor].to(device, _dtype(device)) for tensor, _ in tensors_in(name, model)]
-        value = nn.Parameter(torch.cat(held) if len(held) > 1 else held[0], requires_grad=False)
-        setattr(transformer.get_submodule(module), kind, value)
+        value = torch.empty(bare.shape, dtype=_dtype(device), device=device)
+        for tensor, view in views_of(name, value, model):
+            view.copy_(weights[tensor])
+        setattr(transformer.get_submodule(module), kind, nn.Parameter(value, requires_grad=False))
+    for name, _ in list(transformer.named_buffers()):
+        module, _, kind = name.rpartition(".")
+        setattr(transformer.get_submodule(module), kind, weights[name].to(device, torch.float32))
     if model.tied_embeddings:
         assert transformer.head is not None and transformer.embed is not None, "a model without stages has both ends"
         transformer.head.weight = transformer.embed.weight

@@ -22,6 +22,7 @@ from meshwright.train.kernels.fused_loss import summed_loss
 from meshwright.train.kernels.layer_functions import Made, gated, value_of
 from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.attention import Context, Heads, attention_of, same
+from meshwright.train.model.experts import ExpertLayer, expert_tensors, is_routed
 from meshwright.train.model.norms import norm_of
 from meshwright.train.model.rotary import Rotary, Rotation
 
@@ -29,11 +30,11 @@ from meshwright.train.model.rotary import Rotary, Rotation
 class MLP(nn.Module):
     """The feed-forward half of a block: SwiGLU (Llama) or GELU (GPT-3)."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, width: int) -> None:
         super().__init__()
-        self.gate_up = Linear(model.hidden, 2 * model.ffn_hidden, bias=model.biases) if model.gated else None
-        self.up = Linear(model.hidden, model.ffn_hidden, bias=model.biases) if not model.gated else None
-        self.down = Linear(model.ffn_hidden, model.hidden, bias=model.biases)
+        self.gate_up = Linear(model.hidden, 2 * width, bias=model.biases) if model.gated else None
+        self.up = Linear(model.hidden, width, bias=model.biases) if not model.gated else None
+        self.down = Linear(width, model.hidden, bias=model.biases)
         self.remakes = False
         self.leave: Callable[[Tensor], Tensor] = same
 
@@ -54,15 +55,23 @@ class MLP(nn.Module):
         return self.down.product(Made(gated(wide), "gate", (wide.detach(),)) if self.remakes else gated(wide))
 
 
+def feed_forward(model: Model, layer: int) -> MLP | ExpertLayer:
+    """The feed-forward half of the block number `layer`: experts, or the dense MLP."""
+    experts = model.experts
+    if experts is None or layer < experts.num_dense_layers:
+        return MLP(model, model.ffn_hidden)
+    return ExpertLayer(model, MLP(model, experts.num_shared * experts.hidden) if experts.num_shared else None)
+
+
 class Block(nn.Module):
-    """One layer: attention, then the MLP, each around a residual."""
+    """One layer: attention, then the MLP or experts, each around a residual."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
         self.attention_norm = norm_of(model)
         self.attention = attention_of(model, layer)
         self.mlp_norm = norm_of(model)
-        self.mlp = MLP(model)
+        self.mlp = feed_forward(model, layer)
         self.recomputes = False
         self.compiled: Callable[[Tensor, Context, Rotation | None], Tensor] | None = None
 
@@ -102,6 +111,7 @@ def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str,
     joined = {
         "attention.qkv": (("q", model.num_heads // model.num_kv_heads // key_copies), ("k", 1), ("v", 1)),
         "mlp.gate_up": (("gate", 1), ("up", 1)),
+        "mlp.shared.gate_up": (("gate", 1), ("up", 1)),
     }
     for ending, held in joined.items():
         if layer.endswith(ending):
@@ -112,6 +122,9 @@ def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str,
 
 def views_of(name: str, held: Tensor, model: Model, key_copies: int = 1) -> Iterator[tuple[str, Tensor]]:
     """The tensors that the parameter `name`, or a tensor of the same shape, holds, each with its name."""
+    if is_routed(name):
+        yield from expert_tensors(name, held, model)
+        return
     tensors = tensors_in(name, model, key_copies)
     unit = held.shape[0] // sum(share for _, share in tensors)
     for (tensor, _), view in zip(tensors, held.split([share * unit for _, share in tensors]), strict=True):
@@ -195,3 +208,4 @@ class Transformer(nn.Module):
         """Every tensor of this chunk by its name, as a view of the parameter that holds it; a tied table once."""
         for name, parameter in self.named_parameters():
             yield from views_of(name, parameter.data, self.model)
+        yield from self.named_buffers()  # selection biases of routers, which no gradient trains
