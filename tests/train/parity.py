@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.describe.model import Model, RotaryScaling
+from meshwright.describe.model import LatentAttention, Model, RotaryScaling
 from meshwright.describe.workload import Training, Workload
 from meshwright.layout import Layout
 
@@ -54,6 +54,40 @@ PADDED = {
     "prime": replace(LLAMA, name="prime-vocabulary", vocab_size=97),
     "prime-tied": replace(LLAMA, name="prime-tied", vocab_size=97, tied_embeddings=True),
     "tiny": replace(GPT, name="tiny-vocabulary", vocab_size=5),
+}
+# Attention of other families: norms of queries and keys, biases, windows in all layers or in some, sinks, latent vectors.
+ATTENTIONS = {
+    "qwen3": replace(LLAMA, name="small-qwen3", qk_norm=True, rotary_scaling=None),
+    "mistral": replace(LLAMA, name="small-mistral", window=5, num_windowed_layers=4, rotary_scaling=None),
+    "gpt-oss": replace(
+        LLAMA,
+        name="small-gpt-oss",
+        attention_biases=True,
+        attention_sinks=True,
+        window=6,
+        num_windowed_layers=2,
+        rotary_scaling=RotaryScaling(kind="yarn", factor=4.0, original_positions=16, low_turns=1.0, high_turns=32.0, truncates=False),
+    ),
+    "latent": replace(
+        LLAMA,
+        name="small-latent",
+        num_heads=8,
+        latent=LatentAttention(query_rank=12, key_value_rank=10, nope_dim=6, rope_dim=4, value_dim=7),
+        rotary_scaling=RotaryScaling(
+            kind="yarn", factor=4.0, original_positions=16, low_turns=1.0, high_turns=32.0, mscale=1.0, mscale_all_dim=1.0
+        ),
+    ),
+    "direct": replace(
+        LLAMA,
+        name="latent-direct",
+        num_heads=8,
+        latent=LatentAttention(query_rank=0, key_value_rank=10, nope_dim=2, rope_dim=4, value_dim=9),
+        attention_sinks=True,
+        window=7,
+        num_windowed_layers=2,
+        windowed_layers=(1, 2),
+    ),
+    "few-norms": replace(LLAMA, name="few-norms", num_kv_heads=2, qk_norm=True, attention_sinks=True),
 }
 MODELS = {"llama": LLAMA, "tied": replace(LLAMA, name="tied-llama", tied_embeddings=True), "gpt": GPT}
 WORKLOAD = Workload(name="parity", model="", seq_len=32, global_batch=8, precision="fp32", packed=True)

@@ -22,9 +22,10 @@ from meshwright.train.kernels import attention_parts, flash_attention, fp8
 from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
 from meshwright.train.model.adapters import add_adapters
+from meshwright.train.model.attention import Attention
 from meshwright.train.model.compiled import compile_layers, compiles
 from meshwright.train.model.experts import is_routed
-from meshwright.train.model.transformer import Attention, Block, Transformer
+from meshwright.train.model.transformer import Block, Transformer
 from meshwright.train.parallel import context as context_parallel
 from meshwright.train.parallel import expert as expert_parallel
 from meshwright.train.parallel import tensor as tensor_parallel
@@ -351,12 +352,19 @@ def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numb
     layout = mesh.layout
     if numbers.compute != flash_attention.DTYPE:
         return ""
-    num_keys = model.num_kv_heads * model.key_copies(layout.tp)  # queries that share a key on one rank share fewer with copies
+    num_keys = model.num_heads if model.latent else model.num_kv_heads * model.key_copies(layout.tp)  # copies share fewer queries each
+    heads = (model.num_heads, num_keys, model.attended_dim)
     is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds attend to one block of keys after another
-    if is_whole and not workload.packed:
-        return flash_attention.prepare(model.num_heads, num_keys, model.head_dim, workload.seq_len, mesh.device)
-    name = attention_parts.prepare(model.num_heads, num_keys, model.head_dim, mesh.device, packed=workload.packed, cut=not is_whole)
-    return flash_attention.installed() if name == flash_attention.PACKAGE else ""
+    num_windowed = model.num_windowed_layers if 0 < model.window < workload.seq_len else 0
+    names = []
+    if num_windowed and is_whole:  # otherwise windows are attended to in bands, by written-out arithmetic
+        names.append(attention_parts.prepare(*heads, mesh.device, packed=workload.packed, cut=False, windowed=True))
+    if num_windowed == model.num_layers:
+        return flash_attention.installed() if flash_attention.PACKAGE in names else ""
+    if is_whole and not workload.packed and not model.attention_sinks:
+        return flash_attention.prepare(*heads, workload.seq_len, mesh.device)
+    names.append(attention_parts.prepare(*heads, mesh.device, packed=workload.packed, cut=not is_whole))
+    return flash_attention.installed() if flash_attention.PACKAGE in names else ""
 
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:

@@ -22,10 +22,9 @@ Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
 FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
     "experts that have no gates": lambda asked: asked.model.experts is not None and not asked.model.gated,
-    "latent attention": lambda asked: asked.model.latent is not None,
-    "attention windows": lambda asked: bool(asked.model.window),
-    "attention sinks": lambda asked: asked.model.attention_sinks,
-    "norms of queries and keys": lambda asked: asked.model.qk_norm,
+    "biases of latent attention": lambda asked: asked.model.latent is not None and _has_attention_biases(asked.model),
+    "norms of the heads of latent attention": lambda asked: asked.model.latent is not None and asked.model.qk_norm,
+    "latent attention and learned positions": lambda asked: asked.model.latent is not None and asked.model.num_positions > 0,
     "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
 }
 SIDES: Mapping[str, Sides] = {
@@ -40,6 +39,10 @@ SIDES: Mapping[str, Sides] = {
 
 def _key_copies(model: Model, rows: Layouts) -> NDArray[np.int64]:
     return np.ones_like(rows.tp) if model.latent else np.maximum(rows.tp // model.num_kv_heads, 1)
+
+
+def _has_attention_biases(model: Model) -> bool:
+    return model.biases or model.attention_biases or model.qkv_biases
 
 
 def _is_fp8(asked: Asked) -> bool:
@@ -72,7 +75,7 @@ MESHWRIGHT = Stack(
             JobRule(
                 what=f"cannot run {{asked.model.name}} with {what}",
                 where="model",
-                fix="train a dense Llama or GPT-3 model",
+                fix="leave it out of the model, or train another model",
                 source="train/model, train/parallel",
                 forbids=forbids,
             )

@@ -20,15 +20,17 @@ from meshwright.describe.workload import ADAPTED, Adapters
 from meshwright.errors import InputError, nearest
 from meshwright.files import read_text
 from meshwright.train.checkpoint import Piece
-from meshwright.train.interop.huggingface import IN_LAYER, Named
+from meshwright.train.interop.families import IN_LAYER
+from meshwright.train.interop.huggingface import Named
 from meshwright.train.interop.huggingface_save import appearing, in_json, write_file, write_tensors
 from meshwright.train.model.adapters import sides_of
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model.model.layers"
+PARTS = [part for parts in ADAPTED.values() for part in parts]
 # Our names of matrices by PEFT's: `q` for `q_proj`.
-MODULES = {theirs.rpartition(".")[2]: ours.rpartition(".")[2] for ours, theirs in IN_LAYER.items() if "norm" not in ours}
+MODULES = {theirs.rpartition(".")[2]: ours.rpartition(".")[2] for ours, theirs in IN_LAYER.items() if ours.rpartition(".")[2] in PARTS}
 HALVES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 ALL_LINEAR = "all-linear"
 # Settings of PEFT that change what an adapter computes, with the values that mean nothing of the kind.

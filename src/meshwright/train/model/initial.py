@@ -13,6 +13,7 @@ from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 
 STD = 0.02
+ZEROS = ("bias", "sinks")  # tensors that begin with zeros; weights of norms begin with ones
 WRITERS = ("attention.o.weight", "mlp.down.weight", "mlp.experts.down.weight", "mlp.shared.down.weight")  # into the residual
 
 
@@ -38,7 +39,7 @@ def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
 
 def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     """The whole tensor `name` at the start, in fp32."""
-    if name.endswith("bias"):
+    if name.endswith(ZEROS):
         return torch.zeros(shape, device=device)
     if len(shape) == 1:
         return torch.ones(shape, device=device)
@@ -62,7 +63,7 @@ def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
 
 def fill_piece(piece: Piece) -> None:
     """Fill a piece as a model begins, without drawing the whole tensor: matrices normal, norms one; the same layout gives other weights."""
-    if piece.name.endswith("bias"):
+    if piece.name.endswith(ZEROS):
         piece.tensor.zero_()
     elif len(piece.shape) > 1:
         piece.tensor.normal_(0.0, STD)

@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.train.data.samples import IGNORED_LABEL
-from meshwright.train.model.transformer import Context
+from meshwright.train.model.attention import Context
 from meshwright.train.parallel.context import positions_of, runs_for
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.pipeline import MicroBatch

@@ -23,7 +23,8 @@ from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
 from meshwright.train.kernels.grouped import GroupedLinear
 from meshwright.train.kernels.linear import Linear, PutOff
-from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.model.attention import Context
+from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.mesh import Mesh
 
 KINDS = ("forward", "backward", "weight gradients")
