@@ -452,7 +452,7 @@ def test_records_that_cannot_be_written_end_the_run(plan: Path, tmp_path: Path) 
 
 
 def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Path) -> None:
-    arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1")
+    arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1", "--skip-batches", "0")
     command = train(tmp_path, plan, *arguments, before=faults.no_number, with_=(1, 3))
     assert command.wait() == 1
     run = tmp_path / "runs" / "a"

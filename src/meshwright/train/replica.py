@@ -39,8 +39,8 @@ from meshwright.train.parallel.fully_sharded import FullySharded
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.optimizer import AdamW
 from meshwright.train.parallel.pipeline import MicroBatch, Stage, make_chunks
-from meshwright.train.parallel.shards import Shard, square_sum
-from meshwright.train.sums import Own, Rider, StepResult, Sums, send, update_scale
+from meshwright.train.parallel.shards import Shard, UsualPeaks, square_sum
+from meshwright.train.sums import Gate, Own, Rider, StepResult, Sums, send, update_scale
 
 NUMBERS = {
     "fp32": Numbers(),
@@ -97,6 +97,8 @@ class Replica:
         self.is_late = self.optimizer.scales_on_device  # whether results of a step are read while the next one runs
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)  # on the device: a step gave no numbers
         self._digests = Digests(self._equal_tensors())
+        self._peaks = UsualPeaks()
+        self.gate: Gate | None = None  # decides which steps are applied; None: all that are finite
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
@@ -122,17 +124,23 @@ class Replica:
         self._apply(learning_rate, update_scale(result, self.workload.tokens_per_step, self.training.clip_norm))
 
     def step(self, batch: Sequence[MicroBatch], learning_rate: float) -> Sums:
-        """A whole step, whose update is left out where loss or gradients are no numbers.
+        """A whole step, whose update is left out where loss or gradients are not finite, or do not pass the gate.
 
         Where results come late the host does not wait for them: it may begin the next step before it reads what this one gave. A step that
-        follows one without numbers changes nothing either.
+        follows one that was left out changes nothing either, until `go_on` is called.
         """
         sums = self.launched(batch)
         if self.is_late:
-            self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted))
-        elif (result := sums.result()).is_finite:
+            self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted, self.gate))
+        elif (result := sums.result()).is_finite and (self.gate is None or self.gate.passes(result)):
             self.update(result, learning_rate)
         return sums
+
+    def go_on(self, num_updates: int) -> None:
+        """Apply steps again after one was left out. `num_updates` have been made; what was launched after them changed nothing."""
+        self._halted.zero_()
+        self.set_num_updates(num_updates)
+        self.rider = None
 
     def launched(self, batch: Sequence[MicroBatch]) -> Sums:
         """Forward and backward of one batch, and the sums of it under way."""
@@ -325,9 +333,9 @@ class Replica:
         if not parts:
             return torch.zeros_like(summed), None
         squares, sent, largest = torch.stack([own for data in parts for own in data.own]).unbind(dim=1)
-        peaks = largest / squares.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+        peak = self._peaks.highest(largest)
         received = torch.stack([data.landed for data in parts if data.landed is not None]).sum()
-        return squares.sum(), torch.stack((self._digests.next(), sent.sum(), received, peaks.max()))
+        return squares.sum(), torch.stack((self._digests.next(), sent.sum(), received, peak))
 
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: it is the first of the ranks that hold the same pieces."""

@@ -129,6 +129,13 @@ def has_checkpoint(job: TrainingJob) -> bool:
     return bool(step_folders(folder_of(job)))
 
 
+def set_aside(job: TrainingJob, sound_step: int) -> None:
+    """Rename the checkpoints after a step, so that a run does not continue from them: they may hold a damaged state."""
+    for found in step_folders(folder_of(job)):
+        if found.step > sound_step:
+            found.path.rename(found.path.with_name(f"unsound-{found.path.name}"))
+
+
 def find(job: TrainingJob) -> Found:
     """The newest checkpoint that is complete and readable; an error if there is none."""
     found = newest_loadable(folder_of(job))

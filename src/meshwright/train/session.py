@@ -35,7 +35,7 @@ from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import TrainingJob, digests, log_settings
 from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
-from meshwright.train.loop import NotFinite, Parts, Progress, train
+from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
@@ -44,6 +44,7 @@ from meshwright.train.record.logbook import Logbook, machine_words, progress_str
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.tracer import Tracer
+from meshwright.train.replay import Unsound
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
@@ -208,7 +209,7 @@ def _recorded(job: TrainingJob, place: Place, recorder: Recorder) -> Iterator[No
     except BaseException as error:
         if not isinstance(error, MeshwrightError):
             recorder.write_after_error()
-        is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
+        is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, Unsound) and place.rank > 0)  # all ranks raise that one
         if recorder.is_open.is_set() and not place.has_parent and not is_reported:
             is_cause, message = explain_failure(error, place.rank)
             if not is_cause:

@@ -20,6 +20,7 @@ from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh
 
 NUM_SUMS = 5  # loss, tokens, squares of gradients, wishes to stop, wishes to save
+CHECKS_FROM = 2  # column of a rank's row from which on it has the fields of `Check`
 NUM_OWN = 6  # for each rank: the squares of its own gradients, its own loss, and the fields of `Check`
 
 
@@ -29,7 +30,7 @@ class Check(NamedTuple):
     digest: float  # of a part of the state that all replicas hold alike
     sent: float  # sum of its gradients before replicas are summed
     received: float  # sum of the gradients that it received
-    peak: float  # its largest gradient before replicas are summed, divided by the root mean square of its bucket
+    peak: float  # by how many times a gradient of it stands out more than usual in its bucket, before replicas are summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,18 @@ class Rider(Protocol):
 
     def arrive(self, everyones: Tensor) -> None:
         """Receive the numbers of all ranks."""
+
+
+class Gate(Protocol):
+    """Which steps are applied: a step that does not pass leaves the weights as they are."""
+
+    def passes(self, result: StepResult) -> bool:
+        """Whether a result that has been read may be applied."""
+        ...
+
+    def is_closed(self, loss: Tensor, norm: Tensor, rows: Tensor) -> Tensor:
+        """Whether a step may not be applied, on the device: its loss per token, its norm, and the rows of all ranks (`NUM_OWN`)."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -120,15 +133,19 @@ class Sums:
             checks=tuple(Check(digest, sent * scale, received * scale, peak) for _, _, digest, sent, received, peak in own),
         )
 
-    def scale(self, clip_norm: float, halted: Tensor) -> Tensor:
+    def scale(self, clip_norm: float, halted: Tensor, gate: Gate | None = None) -> Tensor:
         """The factor on gradients in the update, the same as `update_scale`, computed on the device.
 
-        If loss or gradients are not finite, the factor is NaN and `halted` is set: then the factors of all later steps are NaN too.
+        If loss or gradients are not finite, or do not pass the gate, the factor is NaN and `halted` is set: then the factors of all later
+        steps are NaN too.
         """
         loss, tokens, squares = self.totals[0], self.totals[1].round(), self.totals[2]
         per_token = self.nominal / tokens
         norm = squares.sqrt() * per_token
         halted.logical_or_(~(torch.isfinite(loss) & torch.isfinite(norm) & (tokens > 0)))
+        if gate is not None:
+            rows = self.totals[NUM_SUMS : NUM_SUMS + NUM_OWN * self.num_ranks].view(-1, NUM_OWN)
+            halted.logical_or_(gate.is_closed(loss / tokens, norm, rows))
         clipped = per_token * (clip_norm / norm).clamp(max=1.0) if clip_norm else per_token
         return torch.where(halted, torch.full_like(clipped, math.nan), clipped).float()
 
@@ -173,7 +190,7 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
     totals[2] = own.squares
     rows[mesh.rank, 0] = own.own_squares
     if own.checks is not None:
-        rows[mesh.rank, 2:] = own.checks
+        rows[mesh.rank, CHECKS_FROM:] = own.checks
     if own.routed is not None:
         totals[end:] = own.routed
     mesh.marks.enter("sum of loss and norm", "world", range(num_ranks))

@@ -187,14 +187,28 @@ class Logbook:
         if self.live:
             self.live.say(message)
 
+    def replay(self, before: Counts, outcome: str, reason: str, ranks: Sequence[int], lost_s: float, message: str, **more: Any) -> None:
+        """Record that a step was done again: `sound` the second time, the `same` again, or its samples `skipped`."""
+        detail = {"outcome": outcome, "reason": reason, "ranks": list(ranks), "lost_s": lost_s, **self._usd(lost_s), **more}
+        self.event("replay", before, **detail, message=message)
+        self.say(message)
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        if self.live:
+            self.live.say(text)
+
+    def _usd(self, cost_s: float) -> dict[str, str]:
+        """What so many seconds of all ranks cost, if the price is known."""
+        rate = self.job.rate
+        return {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
+
     def _incident(self, done: Step, incident: Incident) -> None:
         """Record that the run goes on after a fault, and what the fault cost until the end of this step."""
         num_lost, lost_s = incident.lost(self._begun_step)
         down_s = done.ended_s - done.step_s - incident.noticed_s
         action = f"restarted from step {self._begun_step}"
         cost_s = incident.silent_s + down_s + lost_s
-        rate = self.job.rate
-        usd = {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
         words = f"{incident.message}; {action}, {num_lost} steps are done again, {seconds(cost_s)} lost"
         detail: dict[str, Any] = {
             "number": incident.number,
@@ -208,7 +222,7 @@ class Logbook:
             "noticed_after_s": incident.silent_s,
             "down_s": down_s,
             "lost_s": lost_s,
-            **usd,
+            **self._usd(cost_s),
         }
         self.event("incident", done, **detail, message=words)
         if self.live:
