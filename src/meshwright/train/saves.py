@@ -31,6 +31,7 @@ from meshwright.train.checkpoint.durable import JSON
 from meshwright.train.checkpoint.folder import step_folders
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
+from meshwright.train.interop.trained import trained_shapes
 from meshwright.train.job import TrainingJob, differences
 from meshwright.train.replica import Replica
 from meshwright.train.sealed import SealedStore
@@ -213,9 +214,5 @@ def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:
 
 def tensor_names(replica: Replica) -> set[str]:
     """Names of all tensors of the run, over all ranks; they follow from the model."""
-    from meshwright.train.model.transformer import Transformer
-
-    with torch.device("meta"):
-        whole = Transformer(replica.model)
     kinds = ("weights", "adam_mean", "adam_square")
-    return {f"{kind}/{name}" for kind in kinds for name, _ in whole.named_tensors()}
+    return {f"{kind}/{name}" for kind in kinds for name in trained_shapes(replica.model, replica.workload.adapters)}
