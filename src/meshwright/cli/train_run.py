@@ -177,7 +177,7 @@ def run_launched(wishes: Wishes) -> int:
         if is_over(wishes):
             return 0
         is_gpu = on_gpus(job.plan)
-        corpus = check_job(job, reads_corpus=is_first)
+        material = check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
         _check_with_torch(job)
     except InputError as error:
@@ -191,7 +191,7 @@ def run_launched(wishes: Wishes) -> int:
 
     try:
         place = _met(wishes.rendezvous_timeout_s, secret)
-        agree(place, facts_of(job, corpus.digest))
+        agree(place, facts_of(job, material.digest))
         if needs_shared_folder(job):
             check_shared(place, job.runs)
         if is_first:

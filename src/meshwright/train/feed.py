@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from meshwright.train.data.samples import Batch, Prefetcher, Samples
+from meshwright.train.data.samples import Batch, Prefetcher, SampleSource
 from meshwright.train.job import TrainingJob
 from meshwright.train.parallel.batches import Deal, even_deal, micro_batch, sample_numbers
 from meshwright.train.parallel.mesh import Mesh
@@ -16,7 +16,7 @@ from meshwright.train.parallel.pipeline import MicroBatch
 class Feed:
     """The micro-batches of this rank, step by step. Use it in a `with` block, which ends the thread that reads ahead."""
 
-    def __init__(self, job: TrainingJob, mesh: Mesh, samples: Samples, first: int) -> None:
+    def __init__(self, job: TrainingJob, mesh: Mesh, samples: SampleSource, first: int) -> None:
         self.job, self.mesh, self.samples = job, mesh, samples
         self.deal: Deal = even_deal(job.plan.layout, job.plan.workload.global_batch)
         self.last_wait_s = 0.0  # for which the last batch was waited for

@@ -16,6 +16,7 @@ from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
 from meshwright.train.benchmark.settings import OWN, LogSettings
 from meshwright.train.incidents import Incident
+from meshwright.train.tuning.dataset import DataSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,9 @@ class TrainingJob:
     stall_timeout_s: float = 10.0  # a rank without progress for this time, and for five of its slow steps, is reported, and the run ends
     grace_s: float = 30.0  # time to save after SIGTERM
     allow_changed: tuple[str, ...] = ()
-    start_from: Path | None = None  # a Hugging Face folder with the first weights
+    start_from: Path | None = None  # a Hugging Face folder, or a run, with the first weights
+    data: DataSet | None = None  # for fine-tuning, instead of a corpus: the content of `corpus` in tokens
+    adapter: Path | None = None  # a folder with the first adapters
     plan_text: bytes = b""
     arguments: Mapping[str, Any] = field(default_factory=dict)  # as the run's header keeps them
     may_start_over: bool = False  # if there is no checkpoint to resume from

@@ -15,8 +15,6 @@ from functools import cache
 
 import torch
 
-from meshwright.train.data.corpus import Corpus
-from meshwright.train.data.samples import Samples, validation_samples
 from meshwright.train.feed import Feed
 from meshwright.train.health.damage import Comparison, SumTest
 from meshwright.train.health.garbage import Garbage
@@ -26,6 +24,7 @@ from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.spikes import Losses, largest_parameter
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import TrainingJob
+from meshwright.train.material import Material
 from meshwright.train.model.compiled import compiles
 from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.pipeline import MicroBatch
@@ -55,8 +54,7 @@ class Parts:
 
     job: TrainingJob
     replica: Replica
-    corpus: Corpus
-    train: Samples
+    material: Material
     saves: Saves
     logbook: Logbook
     watch: Watch
@@ -109,7 +107,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
     replica.wants_save = parts.saves.wants_save
     timer = replica.mesh.timer
     with ExitStack() as stack:
-        feed = stack.enter_context(Feed(job, replica.mesh, parts.train, progress.samples))
+        feed = stack.enter_context(Feed(job, replica.mesh, parts.material.train, progress.samples))
         garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
         replays = Replays(job, replica, logbook, parts.watch, parts.saves, guard)
         run = Run(progress, feed, guard, replays)
@@ -288,9 +286,9 @@ def evaluate(parts: Parts, progress: Progress) -> bool:
     parts.logbook.evaluation_start(progress)
     started_s = time.perf_counter()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "an evaluation"):
-        loss, tokens = replica.evaluate(_validation_batch(parts, evaluation.num_samples))
-    quality = loss / max(tokens, 1)
-    parts.logbook.evaluation(progress, quality, tokens, time.perf_counter() - started_s)
+        graded = replica.graded(_validation_batch(parts, evaluation.num_samples), counts_correct=parts.material.counts_correct)
+    parts.logbook.evaluation(progress, graded, time.perf_counter() - started_s)
+    quality = graded.mean_loss
     return bool(training.target_loss) and quality <= training.target_loss
 
 
@@ -298,8 +296,8 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
     """This rank's share of the validation samples. If they do not divide evenly, the last round is filled with samples without loss."""
     job, mesh = parts.job, parts.replica.mesh
     workload = job.plan.workload
-    samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
-    made = []
+    samples, made = parts.material.valid, []
+    assert samples is not None, "a workload that is evaluated has samples for it"
     for numbers in sample_numbers(job.plan.layout, mesh.dp.index, 0, num_samples):
         batch = samples.batch([min(number, num_samples - 1) for number in numbers])
         arrays = without_loss((batch.tokens, batch.labels, batch.documents), [number < num_samples for number in numbers])

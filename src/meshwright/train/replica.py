@@ -40,7 +40,7 @@ from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.optimizer import AdamW
 from meshwright.train.parallel.pipeline import MicroBatch, Stage, make_chunks
 from meshwright.train.parallel.shards import Shard, UsualPeaks, square_sum
-from meshwright.train.sums import Gate, Own, Rider, StepResult, Sums, send, update_scale
+from meshwright.train.sums import Gate, Graded, Own, Rider, StepResult, Sums, send, update_scale
 
 NUMBERS = {
     "fp32": Numbers(),
@@ -191,6 +191,7 @@ class Replica:
         own_squares: Tensor,
         checks: Tensor | None = None,
         routed: Tensor | None = None,
+        correct: Sequence[Tensor] = (),
     ) -> Sums:
         rider, self.rider = self.rider, None
         own = Own(
@@ -202,6 +203,7 @@ class Replica:
             routed=routed,
             stops=self.wants_stop(),
             saves=self.wants_save(),
+            correct=correct,
         )
         return send(own, self.mesh, self.workload.tokens_per_step, rider)
 
@@ -215,11 +217,17 @@ class Replica:
 
     def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and tokens of micro-batches, over all ranks, without training."""
+        graded = self.graded(batch)
+        return graded.loss, graded.num_tokens
+
+    def graded(self, batch: Sequence[MicroBatch], *, counts_correct: bool = False) -> Graded:
+        """The result of an evaluation over all ranks; counting tokens that are predicted correctly takes another product of the head."""
         self._pay_trial(batch)
-        losses = self.stage.evaluate(batch, self._before)
+        outs = self.stage.evaluate(batch, self._before, counts_correct=counts_correct)
+        losses, correct = ([out[0] for out in outs], [out[1] for out in outs]) if counts_correct else (outs, [])
         nothing = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        loss, tokens, *_ = self._sent(losses, batch, nothing, nothing).values()
-        return loss, round(tokens)
+        loss, tokens, *_, num_correct = self._sent(losses, batch, nothing, nothing, correct=correct).values()
+        return Graded(loss, round(tokens), round(num_correct) if counts_correct else None)
 
     def routing(self, sums: Sums) -> tuple[Routing, ...]:
         """What the routers of all layers did in a step; empty without experts. Waits for the device."""

@@ -19,7 +19,7 @@ from meshwright.errors import InputError
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh
 
-NUM_SUMS = 5  # loss, tokens, squares of gradients, wishes to stop, wishes to save
+NUM_SUMS = 6  # loss, tokens, squares of gradients, wishes to stop, wishes to save, tokens predicted correctly
 CHECKS_FROM = 2  # column of a rank's row from which on it has the fields of `Check`
 NUM_OWN = 6  # for each rank: the squares of its own gradients, its own loss, and the fields of `Check`
 
@@ -50,6 +50,25 @@ class StepResult:
     def is_finite(self) -> bool:
         """Whether loss and gradients are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """The result of an evaluation, over all ranks."""
+
+    loss: float  # summed
+    num_tokens: int
+    num_correct: int | None = None  # tokens that were the most probable; None: not counted
+
+    @property
+    def mean_loss(self) -> float:
+        """Loss per token."""
+        return self.loss / max(self.num_tokens, 1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of tokens that were the most probable; None: not counted."""
+        return None if self.num_correct is None else self.num_correct / max(self.num_tokens, 1)
 
 
 class Rider(Protocol):
@@ -91,7 +110,7 @@ class Sums:
     _values: list[float] | None = None
 
     def values(self) -> list[float]:
-        """Loss, tokens and squares of gradients, and whether a rank wants to stop and to save; waits for the device."""
+        """Loss, tokens, squares of gradients, whether a rank wants to stop and to save, and correct tokens; waits for the device."""
         if self._values is None:
             if self.arrived is not None:
                 self.marks.enter("sum of loss and norm", "world", range(self.num_ranks))
@@ -116,7 +135,7 @@ class Sums:
 
     def result(self) -> StepResult:
         """The result of the step; waits for the device."""
-        loss, tokens, total, stops, saves = self.values()
+        loss, tokens, total, stops, saves, _ = self.values()
         num_tokens = round(tokens) if math.isfinite(tokens) else 0
         if num_tokens == 0:
             raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
@@ -168,6 +187,7 @@ class Own:
     routed: Tensor | None = None  # what its routers counted
     stops: bool = False
     saves: bool = False
+    correct: Sequence[Tensor] = ()  # tokens of each micro-batch that are predicted correctly, where an evaluation counts them
 
 
 def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums:
@@ -187,6 +207,8 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
         totals[0] = torch.stack([loss.double() for loss in own.losses]).sum() / mesh.tp.size
         totals[1] = torch.stack(list(own.counted)).sum() / mesh.tp.size
         rows[mesh.rank, 1] = totals[0]
+    if own.correct:
+        totals[5] = torch.stack(list(own.correct)).double().sum() / mesh.tp.size
     totals[2] = own.squares
     rows[mesh.rank, 0] = own.own_squares
     if own.checks is not None:

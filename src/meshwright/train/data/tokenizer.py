@@ -73,6 +73,16 @@ class Tokenizer:
         return self.inner.decode([int(token) for token in tokens], skip_special_tokens=True)
 
 
+def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
+    """The settings that make transformers use tokenizer.json as it is, and name the token that ends a document."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokenizer.end_of_document_token,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
 def trained_size(spec: str) -> int | None:
     """N of `train:N`, the size of the vocabulary to train; None if the text is a path."""
     if not spec.startswith(TRAIN_PREFIX):

@@ -19,7 +19,7 @@ from meshwright.describe.config_json import CONFIG
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.checkpoint.durable import CheckpointError, explained, new_file, remove_folder, sync_folder, write_all
-from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer
+from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer, tokenizer_config
 from meshwright.train.folders import check_new_folder
 from meshwright.train.interop.families import config_of_shapes
 from meshwright.train.interop.huggingface import INDEX, WEIGHTS, Named, named_tensors
@@ -36,11 +36,12 @@ def save_huggingface(
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.bfloat16,
     shard_bytes: int = SHARD_BYTES,
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write whole tensors, by our names and in any order, as a Hugging Face folder. `context`: the longest sequence in positions.
 
     Tensors are read one at a time and written to files of at most `shard_bytes`, which is also the memory that this needs. A tied head is
-    the embedding, and is not written again.
+    the embedding, and is not written again. `more` are further files, which may replace the tokenizer's.
     """
     folder = Path(folder)
     named = named_tensors(model)
@@ -48,10 +49,14 @@ def save_huggingface(
     with appearing(folder) as draft:
         kept = ((name, tensor) for name, tensor in pairs if not (model.tied_embeddings and name == "head.weight"))
         _write_weights(draft, _checked(kept, named, dtype), shard_bytes)
-        if tokenizer is not None:
-            write_file(draft / FILE_NAME, tokenizer.content)
-            write_file(draft / "tokenizer_config.json", in_json(tokenizer_config(tokenizer, context)))
+        files = {**(_tokenizer_files(tokenizer, context) if tokenizer else {}), **(more or {})}
+        for name, content in files.items():
+            write_file(draft / name, content)
         write_file(draft / CONFIG, in_json(config_of(model, context=context, dtype=dtype, tokenizer=tokenizer)))
+
+
+def _tokenizer_files(tokenizer: Tokenizer, context: int) -> dict[str, bytes]:
+    return {FILE_NAME: tokenizer.content, "tokenizer_config.json": in_json(tokenizer_config(tokenizer, context))}
 
 
 def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Tokenizer | None) -> dict[str, object]:
@@ -60,16 +65,6 @@ def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Toke
         "bos_token_id": None,  # transformers would use 1 and 2, which have no meaning here
         "eos_token_id": None if tokenizer is None else tokenizer.end_of_document,
         "torch_dtype": str(dtype).removeprefix("torch."),
-    }
-
-
-def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
-    """The settings that make transformers use tokenizer.json as it is, and name the token that ends a document."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": tokenizer.end_of_document_token,
-        "model_max_length": context,
-        "clean_up_tokenization_spaces": False,
     }
 
 

@@ -33,6 +33,15 @@ def summed_loss_in_fp8(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor)
     return _blocked_loss(hidden_BTH, weight_VH, labels_BT, FP8_BLOCK_BYTES, Rounded)
 
 
+@torch.no_grad()
+def num_correct(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
+    """Tokens with a loss whose label has the largest score."""
+    hidden, labels = hidden_BTH.flatten(0, 1), labels_BT.flatten()
+    rows = rows_at_once(weight_VH, BLOCK_BYTES)
+    best = torch.cat([F.linear(part, weight_VH).argmax(dim=-1) for part in hidden.split(rows)])
+    return ((best == labels) & (labels != IGNORED_LABEL)).sum()
+
+
 def _blocked_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor, block_bytes: int, kind: type[Products]) -> Tensor:
     rows = rows_at_once(weight_VH, block_bytes)
     loss: Tensor = _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows, kind)

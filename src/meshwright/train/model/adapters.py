@@ -55,7 +55,9 @@ class Dropout:
         self.keys: Tensor | None = None  # [B, T]: of each sample and position
 
     def use(self, context: Context) -> None:
-        """Take the samples and positions of a micro-batch."""
+        """Take the samples and positions of a micro-batch; without training nothing is left out."""
+        if not torch.is_grad_enabled():
+            return
         assert context.samples is not None, "a batch for adapters with dropout has the numbers of its samples"
         self.keys = mixed(mixed(context.samples + signed(key_of("dropout", self.seed)))[:, None] + context.positions[None, :])
 

@@ -212,8 +212,11 @@ class Stage:
                 compute()
 
     @torch.no_grad()
-    def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None]) -> list[Tensor]:
-        """The summed loss of each micro-batch, on the stage that computes it; nothing is kept for a backward pass."""
+    def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None], *, counts_correct: bool = False) -> list[Tensor]:
+        """The summed loss of each micro-batch, on the stage that computes it; nothing is kept for a backward pass.
+
+        With `counts_correct`, each is a pair: the loss, and the tokens that are predicted correctly.
+        """
         losses: list[Tensor] = []
         num_received = len(self.chunks) - self.is_first(0)  # the chunk with the embedding reads tokens, not messages
         coming = {(self.index - 1) % self.num_stages: len(batch) * num_received} if self.num_stages > 1 else {}
@@ -224,7 +227,7 @@ class Stage:
                 self.mesh.marks.do(f"evaluation of micro-batch {number}, chunk {chunk}")
                 turn = number + chunk * len(batch) if self.index > 0 else number + (chunk - 1) * len(batch)
                 x = micro_batch.tokens if self.is_first(chunk) else mail.receive((self.index - 1) % self.num_stages, turn)
-                out = module(x, micro_batch.context, micro_batch.labels)
+                out = module(x, micro_batch.context, micro_batch.labels, counts_correct=counts_correct)
                 if self.is_last(chunk):
                     losses.append(out)
                 else:

@@ -91,6 +91,7 @@ def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None
             module.look_up, module.share = _VocabularyLookUp(axis), _share(axis)
         elif isinstance(module, Head):
             module.enter, module.summed_loss = gathering(axis), _VocabularyLoss(axis, chunk.model.vocab_size)
+            module.num_correct = _VocabularyGrade(axis, chunk.model.vocab_size)
 
 
 class GatheredProduct:
@@ -197,6 +198,23 @@ class _VocabularyLoss:
         num_here = num_entries(self.vocab_size, weight.shape[0], self.axis)
         loss: Tensor = _CutCrossEntropy.apply(F.linear(hidden, weight).float(), labels, self.axis, num_here)
         return loss
+
+
+class _VocabularyGrade:
+    """Tokens whose label has the largest score of all ranks; of equal scores, any counts."""
+
+    def __init__(self, axis: Axis, vocab_size: int) -> None:
+        self.axis, self.vocab_size = axis, vocab_size
+
+    @torch.no_grad()
+    def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        num_here = num_entries(self.vocab_size, weight.shape[0], self.axis)
+        scores = F.linear(hidden, weight).float()
+        scores[..., num_here:] = -torch.inf
+        local, is_here = _localised(labels, weight.shape[0], self.axis)
+        chosen = torch.where(is_here, scores.gather(-1, local[..., None])[..., 0], -torch.inf)
+        both = self.axis.all_reduce(torch.stack((scores.amax(dim=-1), chosen)), op=dist.ReduceOp.MAX)
+        return ((both[0] == both[1]) & (labels != IGNORED_LABEL)).sum()
 
 
 class _CutCrossEntropy(torch.autograd.Function):

@@ -34,7 +34,7 @@ from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
 from meshwright.train.record.screen import Screen
 from meshwright.train.record.tracer import TRACES, Overlap
-from meshwright.train.sums import StepResult
+from meshwright.train.sums import Graded, StepResult
 from meshwright.units import per_cent, seconds
 
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
@@ -152,12 +152,14 @@ class Logbook:
         self.log.block_stop(progress.samples, progress.step)
         self.log.evaluation_start(progress.samples, progress.step)
 
-    def evaluation(self, progress: Counts, loss: float, num_tokens: int, took_s: float) -> None:
+    def evaluation(self, progress: Counts, graded: Graded, took_s: float) -> None:
         """Record an evaluation."""
+        loss = graded.mean_loss
         self.log.evaluation(progress.samples, progress.step, loss)
-        self.event("evaluation", progress, loss=loss, num_tokens=num_tokens, seconds=took_s, samples=progress.samples)
+        more = {} if graded.accuracy is None else {"token_accuracy": graded.accuracy}
+        self.event("evaluation", progress, loss=loss, num_tokens=graded.num_tokens, seconds=took_s, samples=progress.samples, **more)
         if self.live:
-            self.live.evaluation(progress, loss)
+            self.live.evaluation(progress, loss, graded.accuracy)
 
     def overlap(self, progress: Counts, found: Overlap) -> None:
         """Record how much communication of the traced steps ran behind compute."""
@@ -354,11 +356,12 @@ class LiveLine:
             self._shown_s = now_s
             self._show(self._words(progress, loss))
 
-    def evaluation(self, progress: Counts, loss: float) -> None:
+    def evaluation(self, progress: Counts, loss: float, accuracy: float | None = None) -> None:
         """Show an evaluation."""
+        correct = "" if accuracy is None else f", {per_cent(accuracy)} of tokens correct"
         target = self.job.training.target_loss
         self._last_evaluation = f"valid {loss:.3f}" + (f" (target {target:.2f})" if target else "")
-        self.say(f"step {progress.step}: validation loss {loss:.4f}" + (f", target {target:.4f}" if target else ""))
+        self.say(f"step {progress.step}: validation loss {loss:.4f}{correct}" + (f", target {target:.4f}" if target else ""))
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the progress line."""
