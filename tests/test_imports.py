@@ -47,7 +47,7 @@ APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator")
 # Rooms of the trainer, from the outside in, as above.
 ROOMS = (
     ("session",),
-    ("loop", "checks", "measure", "rehearse"),
+    ("loop", "checks", "measure", "rehearse", "paced"),
     ("replay", "feed"),
     ("record", "saves", "meeting", "agreement"),
     ("launch",),

@@ -98,6 +98,8 @@ CASES = (
     Case("lab", "lab status"),
     Case("lab", "lab link rack0 --rate 50mbit"),
     Case("lab", "lab host r0h1 --down"),
+    Case("lab-scaling", "lab scaling"),
+    Case("lab-faults", "lab faults"),
     Case("lab-removed", "lab down"),
     Case("mapping", "lab mapping {dir}/lab-plan.json --dry-run"),
     Case("logs", f"audit log {FIXTURES / 'llama31_8b_h200.log'} {LOG}"),
@@ -179,7 +181,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _pretend_labs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A lab whose commands are not run: making one needs root. Before `lab up` none is there."""
-    from meshwright.lab import nodes, state, system
+    from meshwright.lab import nodes, paced, state, system, trials
     from meshwright.lab.description import Lab
 
     kept = folder / "lab"
@@ -188,6 +190,8 @@ def _pretend_labs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(state, "up", lambda lab: state.State(lab=lab))
     monkeypatch.setattr(state, "read_state", lambda name: state.State(lab=Lab(name=name, has_ssh=True)))
     monkeypatch.setattr(nodes, "stop_host", lambda lab, host: 0)
+    steps = paced.Steps(step_s=tuple([0.5] * 32))
+    monkeypatch.setattr(trials, "run_paced", lambda *_: steps)
     monkeypatch.setattr(state, "change_link", lambda made, *_, **__: made)
     monkeypatch.setattr(state, "down", lambda name: state.Removed(7, 0))
     monkeypatch.setattr(state, "description_path", lambda name: kept / f"{name}.toml")
