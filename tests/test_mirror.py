@@ -36,6 +36,7 @@ OF_A_WHOLE = {
     "test_tutorial.py": "the commands of the tutorial, from the top",
     "train/checkpoint/test_crash.py": "checkpoints of processes that are killed at any moment",
     "train/test_end_to_end.py": "whole training runs, as a user starts them",
+    "train/test_expert_parity.py": "the same loss and loads for every layout of a mixture of experts, against the serial definition",
     "train/test_overlap.py": "communication that runs beside compute, on real ranks",
     "train/test_parity.py": "the same loss for every layout, against the serial definition",
     "train/test_ranks.py": "tests/train/ranks.py, by which tests run several ranks",

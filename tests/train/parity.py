@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,6 +105,11 @@ class Steps:
     losses: list[float]
     norms: list[float]
     gradients: dict[str, Any]
+    routing: list[Any] = field(default_factory=list)  # of each step and layer: loads, auxiliary loss, z-loss, entropy, norm of the bias
+
+    def first(self, num_steps: int) -> Steps:
+        """The first steps of them."""
+        return replace(self, losses=self.losses[:num_steps], norms=self.norms[:num_steps], routing=self.routing[:num_steps])
 
 
 def samples(workload: Workload, vocab_size: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,7 +129,7 @@ def samples(workload: Workload, vocab_size: int, first: int, count: int) -> tupl
 
 
 @contextmanager
-def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tuple[Replica, Mesh]]:
+def replica_of(model: Model, workload: Workload, layout: Layout, training: Training = TRAINING) -> Iterator[tuple[Replica, Mesh]]:
     """This rank's replica with its first weights, and its mesh, which is given back at the end."""
     from ranks import device_here
 
@@ -132,8 +137,8 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
     from meshwright.train.parallel.mesh import make_mesh
     from meshwright.train.replica import Replica
 
-    mesh = make_mesh(layout, device_here(), key_copies=model.key_copies(layout.tp))
-    replica = Replica(model, workload, mesh, TRAINING)
+    mesh = make_mesh(layout, device_here(), key_copies=model.key_copies(layout.tp), has_experts=model.experts is not None)
+    replica = Replica(model, workload, mesh, training)
     replica.fill_weights(initial_weights(model, SEED))
     replica.ready()
     yield replica, mesh
@@ -149,14 +154,18 @@ def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh) -> list[Mi
     return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)
 
 
-def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int, tries: bool = False) -> Steps:
+def run_steps(
+    model: Model, workload: Workload, layout: Layout, num_steps: int, tries: bool = False, training: Training = TRAINING
+) -> Steps:
     """Take steps on this rank, after a trial of its chunks if `tries`; gradients are (name, shape, start, values) pieces of this rank."""
     found = Steps([], [], {"pieces": []})
-    with replica_of(model, workload, layout) as (replica, mesh):
+    with replica_of(model, workload, layout, training) as (replica, mesh):
         if tries:
             replica.try_chunks(batch_of(1, model, workload, mesh)[0])
         for step in range(num_steps):
-            result = replica.gradients(batch_of(step, model, workload, mesh))
+            sums = replica.launched(batch_of(step, model, workload, mesh))
+            result = sums.result()
+            found.routing.append(replica.routing(sums))
             if step == 0:
                 scale = workload.tokens_per_step / result.num_tokens
                 for shard in replica.shards:
@@ -189,6 +198,7 @@ def joined(of_ranks: Sequence[Steps]) -> Steps:
     for steps in of_ranks:
         assert steps.losses == of_ranks[0].losses
         assert steps.norms == of_ranks[0].norms
+        assert steps.routing == of_ranks[0].routing
         for name, shape, start, values in steps.gradients["pieces"]:
             tensor = whole.setdefault(name, np.full(shape, np.nan, dtype=np.float32))
             spans = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
@@ -196,7 +206,7 @@ def joined(of_ranks: Sequence[Steps]) -> Steps:
             assert np.isnan(there).all() or np.allclose(there, values, rtol=1e-4, atol=1e-9), f"ranks disagree on {name}"
             tensor[spans] = values
     assert not any(np.isnan(tensor).any() for tensor in whole.values()), "a part of a gradient is on no rank"
-    return Steps(of_ranks[0].losses, of_ranks[0].norms, whole)
+    return Steps(of_ranks[0].losses, of_ranks[0].norms, whole, of_ranks[0].routing)
 
 
 def differences(found: Steps, wanted: Steps) -> list[str]:
@@ -209,6 +219,11 @@ def differences(found: Steps, wanted: Steps) -> list[str]:
         # After an update the weights differ by roundings, which Adam enlarges where a gradient is nearly zero.
         if not abs(a - b) <= (LOSS_TOLERANCE if step == 0 else 10 * LOSS_TOLERANCE) * abs(b):
             differences.append(f"norm of step {step}: {a} and {b}")
+    differences += [
+        f"routing of step {step}: {a} and {b}"
+        for step, (a, b) in enumerate(zip(found.routing, wanted.routing, strict=True))
+        if not _is_same_routing(a, b)
+    ]
     if found.gradients.keys() != wanted.gradients.keys():
         differences.append(f"tensors differ: {found.gradients.keys() ^ wanted.gradients.keys()}")
     for name in found.gradients.keys() & wanted.gradients.keys():
@@ -216,3 +231,11 @@ def differences(found: Steps, wanted: Steps) -> list[str]:
         if not apart <= max(ENTRY_TOLERANCE * largest, NORM_TOLERANCE * wanted.norms[0]):
             differences.append(f"{name}: {apart} apart, of {largest}")
     return differences
+
+
+def _is_same_routing(found: Any, wanted: Any) -> bool:
+    """Whether loads are equal, and losses, entropies and biases equal but for rounding."""
+    if [one.loads for one in found] != [one.loads for one in wanted]:
+        return False
+    numbers = [[(one.auxiliary, one.z, one.entropy, one.bias_norm) for one in layers] for layers in (found, wanted)]
+    return bool(np.allclose(*numbers, rtol=LOSS_TOLERANCE)) if found else True

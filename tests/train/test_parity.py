@@ -64,7 +64,7 @@ def found_and_wanted(case: Case, num_steps: int, pools: Pools, reference: Refere
     """What the ranks of a case found, and what one process did."""
     wanted = reference(case.shapes, case.workload)
     found = joined(pools.of(case.layout.num_ranks).run(run_steps, case.shapes, case.workload, case.layout, num_steps))
-    return found, replace(wanted, losses=wanted.losses[:num_steps], norms=wanted.norms[:num_steps])
+    return found, wanted.first(num_steps)
 
 
 @pytest.mark.parametrize("case", COVERING, ids=str)

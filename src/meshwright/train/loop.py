@@ -21,6 +21,7 @@ from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Batch, Prefetcher, Samples, validation_samples
 from meshwright.train.health.damage import Comparison, Damage
 from meshwright.train.health.garbage import Garbage
+from meshwright.train.health.idle_experts import IdleExperts
 from meshwright.train.health.limit import Limit
 from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.health.signals import StopSignal
@@ -101,7 +102,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
         if evaluate(parts, progress):
             return "target_reached"
         logbook.block_start(progress)
-    status, checks = "finished", Checks(Spikes(), Peaks(), Comparison(replica.mesh.layout, torch.finfo(replica.numbers.gradient).eps))
+    status, checks = "finished", Checks.of(replica)
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
     unseen: deque[Taken] = deque()
@@ -188,6 +189,12 @@ class Checks:
     spikes: Spikes
     peaks: Peaks
     comparison: Comparison
+    idle: IdleExperts
+
+    @staticmethod
+    def of(replica: Replica) -> Checks:
+        """The checks at the start of a run."""
+        return Checks(Spikes(), Peaks(), Comparison(replica.mesh.layout, torch.finfo(replica.numbers.gradient).eps), IdleExperts())
 
 
 def _look(parts: Parts, taken: Taken, checks: Checks) -> StepResult:
@@ -209,8 +216,11 @@ def _look(parts: Parts, taken: Taken, checks: Checks) -> StepResult:
             # The gradients themselves exist only if no other step has begun.
             before = Progress(step=progress.step - 1, samples=progress.samples - parts.job.plan.workload.global_batch)
             logbook.spike(before, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
+    routing = parts.replica.routing(taken.sums)
+    for dead in checks.idle.update(progress.step, routing):
+        logbook.dead_experts(progress, dead)
     logbook.flush()
-    logbook.step(Step(progress.step, progress.samples, result, step_s, taken.rate, taken.exchange, taken.ended_s))
+    logbook.step(Step(progress.step, progress.samples, result, step_s, taken.rate, taken.exchange, taken.ended_s, routing))
     saved = parts.saves.finished()
     parts.limit.saw(step_s, saved)
     logbook.saves(progress, saved)

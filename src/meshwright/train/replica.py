@@ -23,10 +23,13 @@ from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
 from meshwright.train.model.attention import Attention
 from meshwright.train.model.compiled import compile_layers, compiles
+from meshwright.train.model.experts import is_routed
 from meshwright.train.model.transformer import Block, Transformer
 from meshwright.train.parallel import context as context_parallel
+from meshwright.train.parallel import expert as expert_parallel
 from meshwright.train.parallel import tensor as tensor_parallel
 from meshwright.train.parallel.alone import Alone
+from meshwright.train.parallel.balance import Routers, Routing, is_untrained
 from meshwright.train.parallel.buckets import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.parallel.digests import Digests
 from meshwright.train.parallel.fully_sharded import FullySharded
@@ -63,11 +66,14 @@ class Replica:
         chunks = make_chunks(model, mesh)
         for chunk in chunks:
             tensor_parallel.split(chunk, mesh.tp, keeps_inputs=layout.recompute == "full")
+            expert_parallel.split(chunk, mesh)
             context_parallel.split(chunk, mesh.cp, layout.cp_kind, workload.seq_len)
             set_recompute(chunk, layout.recompute)
             if self.numbers.fp8:
                 use_fp8(chunk, mesh)
         self.data = [self._data_parallel(chunk) for chunk in chunks]
+        self.routers = Routers(model, chunks, mesh, training.balance)
+        self._routed: Tensor | None = None  # what routers counted in the last step, summed, on the device
         if compiles(mesh.layout, mesh.device):
             for chunk in chunks:
                 compile_layers(chunk, layout, packed=workload.packed)
@@ -88,7 +94,7 @@ class Replica:
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
-        return self._launched(batch).result()
+        return self.launched(batch).result()
 
     def update(self, result: StepResult, learning_rate: float) -> None:
         """Apply the gradients that `gradients` left, clipped by their global norm."""
@@ -100,26 +106,29 @@ class Replica:
         Where results come late the host does not wait for them: it may begin the next step before it reads what this one gave. A step that
         follows one without numbers changes nothing either.
         """
-        sums = self._launched(batch)
+        sums = self.launched(batch)
         if self.is_late:
             self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted))
         elif (result := sums.result()).is_finite:
             self.update(result, learning_rate)
         return sums
 
-    def _launched(self, batch: Sequence[MicroBatch]) -> Sums:
+    def launched(self, batch: Sequence[MicroBatch]) -> Sums:
         """Forward and backward of one batch, and the sums of it under way."""
         self._pay_trial(batch)
         for data in self.data:
             data.start()
-        nominal = self.workload.tokens_per_step
-        losses = self.stage.run(batch, self.data[0].loss_scale / nominal, self._add_gradient, self._before)
+        seed = self.data[0].loss_scale / self.workload.tokens_per_step
+        self.routers.begin(seed)
+        losses = self.stage.run(batch, seed, self._add_gradient, self._before)
         for data in self.data:
             data.finish()
         add_across_tensor_ranks(self.shards, self.mesh)
         self._add_across_tied_ends()
         squares = square_sum(self.shards, self.mesh.tp.index)
-        return self._sent(losses, batch, squares, *self._own_measures(squares))
+        sums = self._sent(losses, batch, squares, *self._own_measures(squares), routed=self.routers.counted())
+        self._routed = sums.routed
+        return sums
 
     def _pay_trial(self, batch: Sequence[MicroBatch]) -> None:
         if self._owes_trial and batch:
@@ -146,7 +155,13 @@ class Replica:
             torch.cuda.synchronize(self.mesh.device)
 
     def _sent(
-        self, losses: Sequence[Tensor], batch: Sequence[MicroBatch], squares: Tensor, own_squares: Tensor, checks: Tensor | None = None
+        self,
+        losses: Sequence[Tensor],
+        batch: Sequence[MicroBatch],
+        squares: Tensor,
+        own_squares: Tensor,
+        checks: Tensor | None = None,
+        routed: Tensor | None = None,
     ) -> Sums:
         rider, self.rider = self.rider, None
         own = Own(
@@ -155,6 +170,7 @@ class Replica:
             squares=squares,
             own_squares=own_squares,
             checks=checks,
+            routed=routed,
             stops=self.wants_stop(),
             saves=self.wants_save(),
         )
@@ -163,6 +179,8 @@ class Replica:
     def _apply(self, learning_rate: float, scale: float | Tensor) -> None:
         with self.mesh.timer.part("optimizer"), torch.no_grad():
             self.optimizer.step(learning_rate, scale)
+            if self._routed is not None and len(self._routed):
+                self.routers.update(self._routed, torch.isfinite(scale) if isinstance(scale, Tensor) else True)
         for data in self.data:
             data.publish()
 
@@ -174,10 +192,15 @@ class Replica:
         loss, tokens, *_ = self._sent(losses, batch, nothing, nothing).values()
         return loss, round(tokens)
 
+    def routing(self, sums: Sums) -> tuple[Routing, ...]:
+        """What the routers of all layers did in a step; empty without experts. Waits for the device."""
+        return self.routers.results(sums.routed_here(), self.workload.tokens_per_step) if sums.num_routed else ()
+
     def weights(self) -> Iterator[Piece]:
         """This rank's pieces of the weights, in the optimizer's precision."""
         for shard in self.shards:
             yield from shard.pieces(shard.values, "weights")
+        yield from self.routers.weights()
 
     def state(self) -> Iterator[Piece]:
         """All state of this rank that a checkpoint contains: weights and both moments."""
@@ -185,6 +208,8 @@ class Replica:
             yield from shard.pieces(shard.values, "weights")
             yield from shard.pieces(mean, "adam_mean")
             yield from shard.pieces(square, "adam_square")
+        yield from self.routers.weights()
+        yield from self.routers.state()
 
     def owned_state(self) -> Iterator[Piece]:
         """The pieces of `state` that this rank saves. If several ranks hold the same piece, the first of them saves it."""
@@ -220,13 +245,15 @@ class Replica:
         """Tensors that all replicas hold alike: weights and, unless they are divided among replicas, moments."""
         parts = [data for data in self.data if isinstance(data, DataParallel)]
         held = [tensor for data in parts for tensor in data.equal()]
-        if parts and all(data.zero_stage == 0 for data in parts):
-            held += [*self.optimizer.means, *self.optimizer.squares]
+        alike = {id(shard) for data in parts for shard in data.equal_shards()}
+        for moments in (self.optimizer.means, self.optimizer.squares):
+            held += [moment for shard, moment in zip(self.shards, moments, strict=True) if id(shard) in alike]
         return held
 
     def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
         # A single rank needs no buckets, unless gradients are added up in another precision than they are computed in.
-        if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
+        has_replicas = self.mesh.num_replicas > 1 or (self.model.experts is not None and self.mesh.expert_replicas.size > 1)
+        if not has_replicas and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
             return Alone(chunk, self.mesh, self.numbers)
         if self.mesh.layout.zero_stage == 3 and self.mesh.shard.size > 1:  # with one rank each, whole copies are summed as in ZeRO 0
             return FullySharded(chunk, self.mesh, self.numbers)
@@ -274,8 +301,11 @@ class Replica:
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: it is the first of the ranks that hold the same pieces."""
         layout, mesh = self.mesh.layout, self.mesh
-        sharded = layout.zero_stage > 0 and mesh.shard.size > 1
-        first_replica = mesh.replicate.index == 0 and (sharded or mesh.shard.index == 0)
+        replicas = mesh.expert_replicas if is_routed(name) else mesh.replicas
+        sharded = layout.zero_stage > 0 and replicas.shard.size > 1 and not is_untrained(name)
+        first_replica = replicas.replicate.index == 0 and (sharded or replicas.shard.index == 0)
+        if is_routed(name):
+            return first_replica
         num_same = tensor_parallel.copies_of(name, self.model.key_copies(layout.tp))
         first_of_tensor = mesh.tp.index % num_same == 0 if tensor_parallel.cut_dim(name) is not None else mesh.tp.index == 0
         is_copy = self.model.tied_embeddings and name == "embed.weight" and mesh.pp.index > 0

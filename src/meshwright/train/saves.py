@@ -32,6 +32,7 @@ from meshwright.train.checkpoint.folder import step_folders
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
 from meshwright.train.job import TrainingJob, differences
+from meshwright.train.parallel.balance import state_names
 from meshwright.train.replica import Replica
 from meshwright.train.sealed import SealedStore
 
@@ -217,5 +218,7 @@ def tensor_names(replica: Replica) -> set[str]:
 
     with torch.device("meta"):
         whole = Transformer(replica.model)
-    kinds = ("weights", "adam_mean", "adam_square")
-    return {f"{kind}/{name}" for kind in kinds for name, _ in whole.named_tensors()}
+    untrained = {name for name, _ in whole.named_buffers()}
+    weights = {name for name, _ in whole.named_tensors()}
+    names = {f"{kind}/{name}" for kind in ("adam_mean", "adam_square") for name in weights - untrained}
+    return names | {f"weights/{name}" for name in weights} | state_names(replica.model, replica.training.balance)

@@ -96,7 +96,9 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     try:
         model = job.plan.model
         ends_meet = layout.vp > 1 or model.tied_embeddings
-        mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
+        mesh = make_mesh(
+            layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
+        )
         recorder.groups = mesh.made
         with _locked(job, place):
             _train(job, mesh, watch, stop, place, begun_s, recorder)

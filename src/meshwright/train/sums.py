@@ -74,6 +74,7 @@ class Sums:
     num_ranks: int
     rider: Rider | None
     marks: Marks
+    num_routed: int = 0  # of the last numbers, which routers counted
     _values: list[float] | None = None
 
     def values(self) -> list[float]:
@@ -85,8 +86,20 @@ class Sums:
                 self.marks.leave()
             self._values = self.here[:NUM_SUMS].tolist()
             if self.rider:
-                self.rider.arrive(self.here[NUM_SUMS + NUM_OWN * self.num_ranks :].view(self.num_ranks, -1))
+                self.rider.arrive(
+                    self.here[NUM_SUMS + NUM_OWN * self.num_ranks : len(self.here) - self.num_routed].view(self.num_ranks, -1)
+                )
         return self._values
+
+    @property
+    def routed(self) -> Tensor:
+        """What routers counted, on the device."""
+        return self.totals[len(self.totals) - self.num_routed :]
+
+    def routed_here(self) -> Tensor:
+        """What routers counted, on the host; waits for the device."""
+        self.values()
+        return self.here[len(self.here) - self.num_routed :]
 
     def result(self) -> StepResult:
         """The result of the step; waits for the device."""
@@ -135,6 +148,7 @@ class Own:
     squares: Tensor  # of its gradients; over all ranks together each element counts once
     own_squares: Tensor  # of its gradients before replicas are summed
     checks: Tensor | None = None  # the fields of `Check`
+    routed: Tensor | None = None  # what its routers counted
     stops: bool = False
     saves: bool = False
 
@@ -144,10 +158,12 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
     riding = rider.values if rider else ()
     is_gpu = mesh.device.type == "cuda"
     num_ranks = dist.get_world_size()
-    sent = torch.zeros(NUM_SUMS + (NUM_OWN + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
+    num_routed = len(own.routed) if own.routed is not None else 0
+    end = NUM_SUMS + (NUM_OWN + len(riding)) * num_ranks
+    sent = torch.zeros(end + num_routed, dtype=torch.float64, pin_memory=is_gpu)
     sent[3], sent[4] = float(own.stops), float(own.saves)
     if rider:
-        sent[NUM_SUMS + NUM_OWN * num_ranks :].view(-1, len(riding))[mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+        sent[NUM_SUMS + NUM_OWN * num_ranks : end].view(-1, len(riding))[mesh.rank] = torch.tensor(riding, dtype=torch.float64)
     totals = sent.to(mesh.device, non_blocking=True)  # a GPU still computes the backward, and all that follows is queued behind it
     rows = totals[NUM_SUMS : NUM_SUMS + NUM_OWN * num_ranks].view(-1, NUM_OWN)
     if own.losses:  # only on the last stage; all its tensor-parallel ranks have the same losses
@@ -158,14 +174,16 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
     rows[mesh.rank, 0] = own.own_squares
     if own.checks is not None:
         rows[mesh.rank, 2:] = own.checks
+    if own.routed is not None:
+        totals[end:] = own.routed
     mesh.marks.enter("sum of loss and norm", "world", range(num_ranks))
     with mesh.timer.part("wait_end"):
         dist.all_reduce(totals)
     mesh.marks.leave()
     if not is_gpu:
-        return Sums(totals, totals, None, nominal, num_ranks, rider, mesh.marks)
+        return Sums(totals, totals, None, nominal, num_ranks, rider, mesh.marks, num_routed)
     here = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True)
     here.copy_(totals, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
-    return Sums(totals, here, arrived, nominal, num_ranks, rider, mesh.marks)
+    return Sums(totals, here, arrived, nominal, num_ranks, rider, mesh.marks, num_routed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -21,7 +22,7 @@ CPU = "cpu"
 Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
 FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
-    "experts": lambda asked: asked.model.experts is not None,
+    "experts that have no gates": lambda asked: asked.model.experts is not None and not asked.model.gated,
     "biases of latent attention": lambda asked: asked.model.latent is not None and _has_attention_biases(asked.model),
     "norms of the heads of latent attention": lambda asked: asked.model.latent is not None and asked.model.qk_norm,
     "latent attention and learned positions": lambda asked: asked.model.latent is not None and asked.model.num_positions > 0,
@@ -33,6 +34,7 @@ SIDES: Mapping[str, Sides] = {
     "the width of the queries on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
     "the width of the keys on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
     "the width of the MLP on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
+    "the common divisor of the ranks of latent attention": lambda asked, rows: np.full(len(rows), _latent_divisor(asked.model)),
     "the size of the vocabulary on a rank": lambda asked, rows: -(-asked.model.vocab_size // rows.tp),
     "the number of tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
 }
@@ -40,6 +42,12 @@ SIDES: Mapping[str, Sides] = {
 
 def _key_copies(model: Model, rows: Layouts) -> NDArray[np.int64]:
     return np.ones_like(rows.tp) if model.latent else np.maximum(rows.tp // model.num_kv_heads, 1)
+
+
+def _latent_divisor(model: Model) -> int:
+    """What divides all ranks of latent attention; without it, what fp8 asks for."""
+    latent = model.latent
+    return math.gcd(latent.query_rank, latent.key_value_rank, latent.rope_dim) if latent else FP8_MULTIPLE
 
 
 def _has_attention_biases(model: Model) -> bool:
@@ -61,6 +69,11 @@ def _is_elsewhere(asked: Asked) -> bool:
     return chip.vendor != "NVIDIA" and chip.architecture != CPU
 
 
+def _moves_no_bias(asked: Asked) -> bool:
+    training, experts = asked.workload.training, asked.model.experts
+    return training is not None and training.balance.bias_rate > 0 and experts is not None and not experts.router.has_selection_bias
+
+
 MESHWRIGHT = Stack(
     name="meshwright",
     title="the trainer",
@@ -76,6 +89,20 @@ MESHWRIGHT = Stack(
                 forbids=forbids,
             )
             for what, forbids in FOREIGN.items()
+        ),
+        JobRule(
+            what="cannot run the experts of {asked.model.name} in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16",
+            source="train/kernels/grouped.py",
+            forbids=lambda asked: asked.model.experts is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="cannot move selection biases of {asked.model.name}, whose router has none",
+            where="workload.training.balance.bias_rate",
+            fix="leave bias_rate out, or set has_selection_bias = true in the model's [experts.router]",
+            source="train/parallel/balance.py",
+            forbids=_moves_no_bias,
         ),
         JobRule(
             what="does not run in {asked.workload.precision!r}",

@@ -93,9 +93,10 @@ class _Collected(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         routes = ctx.routes
         of_copies = gradient[routes.rows]
-        if not ctx.saved_tensors:
+        saved = ctx.saved_tensors
+        if not saved:
             return of_copies, None, None
-        copies, weights = ctx.saved_tensors
+        copies, weights = saved
         d_weights = torch.zeros_like(weights).flatten()
         d_weights[routes.order] = (of_copies.float() * copies.float()).sum(dim=-1).to(weights.dtype)
         scaled = of_copies.float() * weights.flatten()[routes.order, None]

@@ -91,7 +91,7 @@ class Runner:
     def __init__(self, cut: Cut, num_layers: int, device: torch.device) -> None:
         model = cut.model.cut_to(num_layers)
         self.device, self.num_layers = device, num_layers
-        self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp))
+        self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp), has_experts=model.experts is not None)
         self.replica = Replica(model, cut.workload, self.mesh, TRAINING)
         self.replica.fill_weights(fill_piece)
         self.num_parameters = model.num_parameters

@@ -21,6 +21,7 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
+from meshwright.train.kernels.grouped import GroupedLinear
 from meshwright.train.kernels.linear import Linear, PutOff
 from meshwright.train.model.attention import Context
 from meshwright.train.model.transformer import Transformer
@@ -157,7 +158,7 @@ class Stage:
         if name == "zero-bubble":
             for chunk, put_off in zip(chunks, self.put_off, strict=True):
                 for module in chunk.modules():
-                    if isinstance(module, Linear):
+                    if isinstance(module, Linear | GroupedLinear):
                         module.put_off = put_off
 
     def is_first(self, chunk: int) -> bool:

@@ -20,6 +20,7 @@ from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.attention import Attention, GroupedAttention, LatentAttention
+from meshwright.train.model.experts import is_routed
 from meshwright.train.model.transformer import MLP, Embedding, Head, Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
@@ -34,6 +35,8 @@ CUTS = {
     "attention.o.weight": 1,
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
+    **{f"mlp.shared.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
+    "mlp.shared.down.weight": 1,
 }
 TABLES = ("embed.weight", "head.weight")
 COPIED = tuple(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias"))  # where ranks outnumber key-value heads
@@ -220,8 +223,11 @@ class _CutCrossEntropy(torch.autograd.Function):
 
 
 def is_partial(name: str) -> bool:
-    """Whether each tensor-parallel rank has the gradient of only its part of the sequence: parameters between blocks (norms, biases)."""
-    return cut_dim(name) is None
+    """Whether each tensor-parallel rank has the gradient of only its part of the sequence: parameters between blocks (norms, biases).
+
+    Gradients of routed experts are added up over all ranks that hold the same of them, which tensor-parallel ranks are among.
+    """
+    return cut_dim(name) is None and not is_routed(name)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:

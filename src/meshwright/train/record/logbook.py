@@ -22,10 +22,12 @@ from meshwright.ledger import Budget, amount
 from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
+from meshwright.train.health.idle_experts import DeadExperts
 from meshwright.train.health.spikes import Peak, Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.incidents import Incident
 from meshwright.train.job import TrainingJob
+from meshwright.train.parallel.balance import Routing
 from meshwright.train.record import measured
 from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
@@ -38,6 +40,7 @@ from meshwright.units import per_cent, seconds
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
 PLAIN_S = 10.0  # between two lines where there is no terminal
 RECENT = 20  # steps over which the step time is averaged
+MOST_LOADS = 1024  # loads of experts that are recorded per step, on average
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of the kernel's number for resident memory
 
 
@@ -71,6 +74,7 @@ class Step:
     rate: float  # learning rate
     exchange: measured.Exchange
     ended_s: float = math.nan  # by the monotonic clock
+    routing: tuple[Routing, ...] = ()  # of layers with experts
 
 
 class Logbook:
@@ -138,7 +142,9 @@ class Logbook:
                 "recording_s": self.recording_s,
                 "peak_memory_bytes": peak_memory_bytes(),
                 **({} if drawn_j is None else {"energy_j": drawn_j}),
+                **of_routing(done.routing),
             },
+            expert_loads=loads_over_mean(done.routing) if keeps_loads(done.step, done.routing) else (),
         )
 
     def evaluation_start(self, progress: Counts) -> None:
@@ -214,6 +220,12 @@ class Logbook:
         if self.live:
             self.live.say(str(found))
 
+    def dead_experts(self, progress: Counts, found: DeadExperts) -> None:
+        """Record that experts have had no token for many steps."""
+        self.event("dead_experts", progress, layer=found.layer, experts=list(found.experts), message=str(found))
+        if self.live:
+            self.live.say(str(found))
+
     def event(self, kind: str, progress: Counts, **detail: Any) -> None:
         """Record an event."""
         if self.writer is not None:
@@ -275,6 +287,32 @@ def of_step(everyones: NDArray[np.float64], layout: Layout, step_s: float) -> di
     parts_s = measured.of_busiest_stage(everyones, layout)
     total_s = sum(parts_s.values())
     return {part: value * step_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
+
+
+def of_routing(routing: Sequence[Routing]) -> dict[str, float]:
+    """What the routers of a step did, in a few numbers: means over layers, the busiest expert of all, visits that were dropped."""
+    if not routing:
+        return {}
+    count = len(routing)
+    return {
+        "expert_peak": max(one.peak for one in routing),
+        "expert_peak_mean": sum(one.peak for one in routing) / count,
+        "balance_loss": sum(one.auxiliary for one in routing) / count,
+        "router_z": sum(one.z for one in routing) / count,
+        "router_entropy": sum(one.entropy for one in routing) / count,
+        "router_bias_norm": sum(one.bias_norm for one in routing) / count,
+        "num_dropped_visits": sum(one.num_dropped for one in routing),
+    }
+
+
+def keeps_loads(step: int, routing: Sequence[Routing]) -> bool:
+    """Whether the loads of all experts are recorded with this step: with every step, or with fewer where there are many experts."""
+    return bool(routing) and (step - 1) % -(-sum(len(one.loads) for one in routing) // MOST_LOADS) == 0
+
+
+def loads_over_mean(routing: Sequence[Routing]) -> tuple[tuple[float, ...], ...]:
+    """The load of every expert over the mean, in hundredths, by layer."""
+    return tuple(tuple(round(load * len(one.loads) / max(sum(one.loads), 1), 2) for load in one.loads) for one in routing)
 
 
 def progress_stream(job: TrainingJob) -> TextIO:
