@@ -15,6 +15,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
+from meshwright.plan.plan import Plan
 from meshwright.record.header import read_header
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
@@ -29,6 +30,7 @@ from meshwright.train.tuning.template import FILE as TEMPLATE
 from meshwright.train.tuning.template import ChatTemplate, read_template
 
 CHECKPOINTS = "checkpoints"
+RUN = "run.json"
 WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
 
 
@@ -153,7 +155,15 @@ def _from_run(folder: Path, base: Path | None) -> Whole:
         what = "; ".join(skipped) or "there is none yet"
         raise InputError(f"the run has no checkpoint to use: {what}", where=str(folder / CHECKPOINTS), fix="train until one is saved")
     whole = _beside(base or base_of(folder), plan.model, adapters, weights) if adapters else weights
-    return Whole(model=plan.model, weights=whole, context=plan.workload.seq_len, source=f"{folder}, step {found.step}", notes=skipped)
+    return Whole(model=plan.model, weights=whole, context=_context(folder, plan), source=f"{folder}, step {found.step}", notes=skipped)
+
+
+def _context(folder: Path, plan: Plan) -> int | None:
+    """The longest sequence that a run's model reads: of a run that began with a Hugging Face model, as long as that one's."""
+    stated = read_header(folder).arguments.get("start_from") if (folder / RUN).is_file() else None
+    if isinstance(stated, str) and (Path(stated) / CONFIG).is_file():
+        return longest_context(Path(stated))
+    return plan.workload.seq_len
 
 
 def _from_peft(folder: Path, base: Path | None) -> Whole:
