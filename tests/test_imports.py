@@ -56,6 +56,8 @@ ROOMS = (
     ("parallel",),
     ("model",),
     ("kernels",),
+    ("material",),
+    ("tuning",),
     ("data", "checkpoint", "benchmark", "folders", "shared_gpu", "incidents"),
     ("sealed",),
 )

@@ -43,8 +43,7 @@ def test_a_run_leaves_its_record_and_its_adapter(tuned: Path) -> None:
     config = json.loads((tuned / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
     assert config["r"] == 4 and config["lora_alpha"] == 8 and config["target_modules"] == ["q_proj", "down_proj"]
     assert (tuned / "adapter" / "adapter_model.safetensors").is_file() and (tuned / "chat_template.jinja").is_file()
-    names = set(run.header.arguments["tune"])
-    assert {"lora", "pack", "loss", "seq_len"} <= names
+    assert {"tune_lora", "tune_pack", "tune_loss", "tune_seq_len"} <= set(run.header.arguments)
 
 
 def test_checkpoints_hold_adapters_alone(tuned: Path) -> None:
@@ -98,11 +97,11 @@ def test_all_weights_are_tuned(made: tuple[Path, Path], tmp_path: Path) -> None:
 def test_samples_are_shown_token_by_token(made: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *map(str, made), "--show", "2"]) == 0
     out = capsys.readouterr().out
-    assert "line 1 of" in out and "\u27e6<|im_end|>\u27e7" in out and "|user|" in out.replace("\u27e6", "").replace("\u27e7", "")
+    assert "line 1 of" in out and "\u27e6<|im_end|>\u27e7" in out and "|<|im_start|>|assistant|" in out
     assert main(["tune", *map(str, made), "--show", "1", "--json"]) == 0
-    (sample,) = json.loads(capsys.readouterr().out)["samples"]
-    text = "".join(token["token_text"] for token in sample["tokens"] if token["is_trained"])
-    assert text == "one <|im_end|>" and sample["num_trained_tokens"] == sum(token["is_trained"] for token in sample["tokens"])
+    (sample,) = json.loads(capsys.readouterr().out)["shown_samples"]
+    text = "".join(token["token_text"] for token in sample["shown_tokens"] if token["is_trained"])
+    assert text == "one <|im_end|>" and sample["num_trained_tokens"] == sum(token["is_trained"] for token in sample["shown_tokens"])
 
 
 Spoil = Callable[[Path, Path], list[str]]

@@ -82,6 +82,12 @@ def tune(
     show: Annotated[
         int, typer.Option(metavar="N", min=0, help="Print N samples token by token, with what is trained on, and train nothing.")
     ] = 0,
+    answers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Held-out questions to answer before and after; default: 3 without DATA, else 0.", show_default=False
+        ),
+    ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run folder in --runs, instead of --out.", show_default=False)] = "",
     runs: RunsDir = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run of --out or --name as it was started.")] = False,
@@ -144,6 +150,7 @@ def tune(
         epochs=epochs,
         learning_rate=learning_rate,
         precision=precision,
+        answers=answers,
     )
     runs, name = (out.parent, out.name) if out else (runs, name or _usual_name(resume))
     wishes = Wishes(
@@ -222,10 +229,10 @@ def _document(samples: list[tuple[str, list[tuple[str, int, bool]]]]) -> Documen
 
     shown = [
         {
-            "where": where,
+            "data_row": where,
             "num_trained_tokens": sum(trained for *_, trained in tokens),
-            "tokens": [{"token": token, "token_text": text, "is_trained": trained} for text, token, trained in tokens],
+            "shown_tokens": [{"token": token, "token_text": text, "is_trained": trained} for text, token, trained in tokens],
         }
         for where, tokens in samples
     ]
-    return Document(kind="tuning-samples", title="samples", values={"samples": shown})
+    return Document(kind="tuning-samples", title="samples", values={"shown_samples": shown})

@@ -15,7 +15,7 @@ from meshwright.record.header import read_header
 if TYPE_CHECKING:
     from meshwright.cli.train_arguments import Wishes
 
-KEPT = "tune"  # in the arguments of a run's header
+KEPT = "tune_"  # what their names begin with in the arguments of a run's header
 USUAL_LORA = "r=16,alpha=32,targets=all-linear"
 KEYS = ("r", "alpha", "targets", "dropout", "rslora")
 YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
@@ -39,6 +39,7 @@ class Tuning:
     epochs: float = 3.0
     learning_rate: float | None = None
     precision: str = ""
+    answers: int | None = None  # None: as is usual for the data
 
     def __post_init__(self) -> None:
         if self.full and (self.lora or self.adapter or self.base != "bf16"):
@@ -53,19 +54,24 @@ class Tuning:
 
     def kept(self) -> dict[str, Any]:
         """The options as a header keeps them."""
-        return {key: str(Path(value).absolute()) if key in ("adapter", "valid") and value else value for key, value in asdict(self).items()}
+        return {
+            KEPT + key: str(Path(value).absolute()) if key in ("adapter", "valid") and value else value
+            for key, value in asdict(self).items()
+        }
 
 
 def with_kept(tuning: Tuning, wishes: Wishes) -> Tuning:
     """The options of a command that continues a run: options that are not given are as at the run's start."""
     if not wishes.resume:
         return tuning
-    kept = read_header(wishes.runs / wishes.name).arguments.get(KEPT)
-    if not isinstance(kept, Mapping):
+    arguments = read_header(wishes.runs / wishes.name).arguments
+    kept = {key.removeprefix(KEPT): value for key, value in arguments.items() if key.startswith(KEPT)}
+    if not kept:
         where = str(wishes.runs / wishes.name)
         raise InputError("this run was not made by meshwright tune", where=where, fix="continue it with meshwright train --resume")
     known = {spec.name for spec in fields(Tuning)} - wishes.given
-    return replace(tuning, **{key: value for key, value in kept.items() if key in known})
+    missing: dict[str, Any] = {key: value for key, value in kept.items() if key in known}
+    return replace(tuning, **missing)
 
 
 def adapters_of(tuning: Tuning, model: Model) -> Adapters | None:

@@ -8,20 +8,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run
 from meshwright.cli.train_budget import with_budget
 from meshwright.cli.train_run import Verb, fixed_layout, noted, sized, torch_or_error
 from meshwright.cli.train_run import plan_of as trained_plan
 from meshwright.cli.train_run import run as run_ranks
-from meshwright.cli.tune_arguments import KEPT, Tuning, adapters_of, with_kept
+from meshwright.cli.tune_arguments import Tuning, adapters_of, with_kept
 from meshwright.describe.config_json import CONFIG
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.describe.model import Model
 from meshwright.describe.this_machine import gpu_names
 from meshwright.describe.workload import Evaluation, Training, Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, printable
 from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.ledger import checked_plan
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from meshwright.train.tuning.marking import Marker
 
 USUAL_BATCH = 16
+USUAL_ANSWERS = 3  # that are shown for the project's own instruction set
 LORA_RATE, FULL_RATE = 2e-4, 2e-5
 WARMUP = 0.03  # of all samples
 LENGTH_MULTIPLE = 16
@@ -52,7 +53,14 @@ class Given:
 def run(tuning: Tuning, wishes: Wishes) -> int:
     """Tune, show the result, and return the exit status."""
     torch_or_error()
-    verb = Verb(name="tune", job_of=lambda asked: tuning_job(tuning, asked), reason=reason, finish=finish, measures=False)
+    count = tuning.answers if tuning.answers is not None else 0 if wishes.corpus else USUAL_ANSWERS
+    verb = Verb(
+        name="tune",
+        job_of=lambda asked: tuning_job(tuning, asked),
+        reason=reason,
+        finish=lambda job: finish(job, count),
+        measures=False,
+    )
     return run_ranks(wishes, verb)
 
 
@@ -85,7 +93,7 @@ def tuning_job(tuning: Tuning, wishes: Wishes) -> TrainingJob:
         allow_changed=wishes.allow_changed,
         start_from=given.folder,
         plan_text=plan_bytes(plan),
-        arguments={**kept_arguments(kept, path), KEPT: tuning.kept()},
+        arguments={**kept_arguments(kept, path), **tuning.kept()},
         may_start_over=wishes.resume_if_exists,
         prints_json=wishes.as_json,
     )
@@ -241,13 +249,32 @@ def reason(wishes: Wishes, plan: Plan) -> str:
     return "planned for this machine"
 
 
-def finish(job: TrainingJob) -> None:
-    """Write what was tuned: the adapter in PEFT's format, or the whole model."""
+def finish(job: TrainingJob, answers: int) -> None:
+    """Write what was tuned: the adapter in PEFT's format, or the whole model. Show how it answers some questions, before and after."""
     from meshwright.train.interop.tuned import write_tuned
 
     path = write_tuned(job.folder)
     out = sys.stderr if job.prints_json else sys.stdout
+    if answers:
+        show_answers(job, answers, out)
     print(f"meshwright: wrote {path}; talk to it with: meshwright generate {job.folder} --chat --prompt TEXT", file=out)
+
+
+def show_answers(job: TrainingJob, count: int, out: TextIO) -> None:
+    """Print held-out questions with the model's answer before and after, and the answer of the data set."""
+    import torch
+
+    from meshwright.train.interop.trained import answer, load_trained
+
+    assert job.data is not None and job.start_from is not None, "a job of tuning has both"
+    samples = (job.data.valid or job.data.train).samples[:count]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    before, after = load_trained(job.start_from, device), load_trained(job.folder, device)
+    for sample in samples:
+        start = int(sample.trained.argmax())
+        rows = {"question": after.tokenizer.decode(sample.tokens[:start]), "before": answer(before, sample.tokens[:start].tolist())}
+        rows |= {"after": answer(after, sample.tokens[:start].tolist()), "wanted": after.tokenizer.decode(sample.tokens[start:])}
+        print("\n" + "\n".join(f"{key + ':':10}{printable(text.strip())!r:.300}" for key, text in rows.items()), file=out)
 
 
 def shown_samples(tuning: Tuning, wishes: Wishes, count: int) -> Iterator[tuple[str, list[tuple[str, int, bool]]]]:

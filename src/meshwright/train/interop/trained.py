@@ -24,6 +24,7 @@ from meshwright.train.folders import ADAPTER, PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
 from meshwright.train.interop.peft import load_peft, merged, named_pairs, read_config
 from meshwright.train.kernels.few_bits import KINDS
+from meshwright.train.model.generate import generate
 from meshwright.train.model.transformer import Transformer, tensors_in
 from meshwright.train.tuning.marking import Marker
 from meshwright.train.tuning.template import FILE as TEMPLATE
@@ -78,6 +79,15 @@ class Trained:
                 where="--tokens",
                 fix=f"ask for at most {max(self.context - num_tokens, 0)}, or shorten the prompt",
             )
+
+
+def answer(trained: Trained, prompt: Sequence[int], most: int = 60) -> str:
+    """What a model writes after a prompt in tokens, always the most probable token, up to the end of its turn."""
+    room = most if trained.context is None else max(min(most, trained.context - len(prompt)), 0)
+    drawn = generate(
+        trained.transformer, prompt, room, temperature=0.0, stop_tokens=trained.stop_tokens, vocab_size=trained.tokenizer.vocab_size
+    )
+    return trained.tokenizer.decode(drawn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
