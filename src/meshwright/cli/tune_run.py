@@ -20,7 +20,7 @@ from meshwright.describe.config_json import CONFIG
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.describe.model import Model
 from meshwright.describe.this_machine import gpu_names
-from meshwright.describe.workload import Evaluation, Training, Workload
+from meshwright.describe.workload import Adapters, Evaluation, Training, Workload
 from meshwright.errors import InputError, printable
 from meshwright.job import Job
 from meshwright.layout import Layout
@@ -195,7 +195,7 @@ def workload_of(tuning: Tuning, model: Model, data: DataSet, stated: Workload | 
     """What is trained and until when. A plan for adapters has all of this; options that are given come first."""
     if stated and stated.adapters and stated.training:
         return replace(stated, seq_len=data.train.seq_len, packed=tuning.pack)
-    adapters = adapters_of(tuning, model)
+    adapters = started_adapters(tuning, model) if tuning.adapter else adapters_of(tuning, model)
     batch = tuning.batch or (stated.global_batch if stated else min(USUAL_BATCH, len(data.train)))
     num_samples = max(int(tuning.epochs * len(data.train)) // batch, 1) * batch
     rate = tuning.learning_rate or (LORA_RATE if adapters else FULL_RATE)
@@ -218,6 +218,18 @@ def workload_of(tuning: Tuning, model: Model, data: DataSet, stated: Workload | 
         ),
         packed=tuning.pack,
     )
+
+
+def started_adapters(tuning: Tuning, model: Model) -> Adapters:
+    """The adapters of the folder that a run starts from; what is asked for must be the same."""
+    from meshwright.train.interop.peft import load_peft
+
+    found = load_peft(Path(tuning.adapter), model).adapters
+    asked = adapters_of(tuning, model) if tuning.lora else None
+    if asked and (asked.rank, asked.matrices, asked.scale) != (found.rank, found.matrices, found.scale):
+        what = f"the adapter has rank {found.rank} on {', '.join(found.matrices)}, scaled by {found.scale:g}, and --lora asks for others"
+        raise InputError(what, where=tuning.adapter, fix="leave out --lora, or ask for the same")
+    return replace(found, base=tuning.base, dropout=asked.dropout if asked else found.dropout)
 
 
 def plan_for(wishes: Wishes, model: Model, workload: Workload, stated: Plan | None) -> Plan:
