@@ -151,7 +151,11 @@ class HuggingFaceWeights:
             raise InputError(f"{tensor.theirs} is missing", where=str(self.folder), fix=fix)
         entry = self._files[path].get_slice(tensor.theirs)
         if tuple(entry.get_shape()) != tensor.shape:
-            raise self._bad(name, f"has shape {entry.get_shape()}; according to {CONFIG} it is {list(tensor.shape)}")
+            raise self._bad(
+                name,
+                f"has shape {entry.get_shape()}; according to {CONFIG} it is {list(tensor.shape)}",
+                fix=f"check that {CONFIG} belongs to the weights",
+            )
         if entry.get_dtype() not in FLOATS:
             fix = "use the checkpoint before it was quantised"
             raise self._bad(name, f"holds {entry.get_dtype()}, which is none of {', '.join(FLOATS)}", fix=fix)
