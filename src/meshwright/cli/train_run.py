@@ -29,7 +29,6 @@ from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.software import on_profile, software
 from meshwright.record.header import check_name, read_header
 from meshwright.record.lock import Held
-from meshwright.record.run import Run, read_run
 from meshwright.record.writer import discard_unstarted, is_unstarted
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def run(wishes: Wishes) -> int:
     show_start(job, layout_reason(wishes, job.plan))
     # Torch is loaded from here on, which takes seconds: mistakes on the command line have been reported before.
     _check_with_torch(job)
-    code = kept_going(wishes, job, is_gpu) if wishes.keep_going else run_once(job, is_gpu)[0]
+    code = _kept_going(wishes, job, is_gpu) if wishes.keep_going else run_once(job, is_gpu)[0]
     if code and code != INTERRUPTED and not job.resume:  # an interrupted run is kept: the next --resume must not take an older run
         discard_unstarted(job.folder)
     if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before the run exists
@@ -92,50 +91,10 @@ def run_once(job: TrainingJob, is_gpu: bool) -> tuple[int, Failure | None]:
     return code, found[0] if found else None
 
 
-def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
-    """Run the ranks, and start them again after a fault from the newest complete checkpoint, until the run ends or nothing helps."""
-    from meshwright.train.incidents import Incident, Incidents
-    from meshwright.train.record.ending import last_step, record_surrender, silent_s
+def _kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
+    from meshwright.cli.keep_going import kept_going
 
-    incidents = Incidents()
-    while True:
-        code, failure = run_once(job, is_gpu)
-        if failure is None or not (job.folder / "steps.jsonl").is_file():  # without a folder the run has never begun
-            return code
-        run = read_run(job.folder)
-        incident = Incident(
-            number=len(incidents.all) + 1,
-            reason=failure.reason,
-            rank=failure.rank,
-            step=last_step(job.folder),
-            message=_what_broke(run, failure),
-            noticed_s=failure.noticed_s,
-            silent_s=silent_s(job.folder, failure.noticed_s),
-            step_times_s={record.step: record.step_s for record in run.records},
-        )
-        why = incidents.refusal(incident) or _unsound(run)
-        if why:
-            record_surrender(job.folder, incident, why, incidents.tried())
-            print(f"meshwright: not started again: {why}\n  tried: {incidents.tried()}", file=sys.stderr)
-            return code
-        print(f"meshwright: incident {incident.number} at step {incident.step}: the ranks are started again", file=sys.stderr)
-        again = replace(wishes, name=job.name, resume=False, resume_if_exists=True)
-        job = replace(job_of(settled(again)), after=incident)
-
-
-def _what_broke(run: Run, failure: Failure) -> str:
-    """What broke, in one line: of a hang, the watchdog's diagnosis."""
-    stalls = [event for event in run.events if event.kind == "stall"] if failure.reason == "hang" else []
-    return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message
-
-
-def _unsound(run: Run) -> str:
-    """Why the newest checkpoint may be damaged; empty if nothing suggests it."""
-    last = run.events[-1] if run.events else None
-    kinds = [event for event in run.events if event.kind in ("damage", "resumed")]
-    if last is None or not kinds or kinds[-1].kind != "damage" or kinds[-1].detail.get("what") != "state":
-        return ""
-    return "the states of replicas differ, and the newest checkpoint may hold the wrong one"
+    return kept_going(wishes, job, is_gpu)
 
 
 def settled(wishes: Wishes) -> Wishes:

@@ -12,10 +12,12 @@ from typing import Any
 
 from meshwright.describe.workload import Training
 from meshwright.errors import InputError
+from meshwright.layout import Layout
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
 from meshwright.train.benchmark.settings import OWN, LogSettings
 from meshwright.train.incidents import Incident
+from meshwright.train.membership import Membership, layout_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,20 @@ class TrainingJob:
     budget: Budget | None = None  # what the run may cost
     trace_from: int = 0  # the first of a few steps that are profiled; 0: none
     after: Incident | None = None  # the fault after which the run goes on by itself
+    dp: int | None = None  # replicas now, if they are not as many as in the plan
+    memberships: tuple[Membership, ...] = ()  # from which step on the run has how many replicas; empty: as in the plan
+    memory_steps: int = 1  # between two checkpoints in memory, where replicas divide a state among them; 0: none
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return self.runs / self.name
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the replicas that the run has now."""
+        return self.plan.layout if self.dp in (None, self.plan.layout.dp) else layout_with(self.plan.layout, self.dp or 1)
 
     @property
     def training(self) -> Training:

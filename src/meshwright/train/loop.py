@@ -19,6 +19,7 @@ import torch
 from meshwright.errors import MeshwrightError
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Batch, Prefetcher, Samples, validation_samples
+from meshwright.train.elastic.carry import Keeping
 from meshwright.train.health.damage import Comparison, Damage
 from meshwright.train.health.garbage import Garbage
 from meshwright.train.health.limit import Limit
@@ -40,6 +41,7 @@ from meshwright.train.saves import Saves
 from meshwright.train.sums import StepResult, Sums
 
 EVALUATION_PATIENCE_S = 600.0
+CHANGED = "changed"  # how `train` ends if replicas join or leave before the next step
 
 
 class NotFinite(MeshwrightError):
@@ -72,6 +74,7 @@ class Parts:
     stop: StopSignal
     limit: Limit = field(default_factory=Limit)
     tracer: Tracer | None = None
+    keeping: Keeping | None = None  # in a run whose replicas may come and go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,8 @@ class Taken:
 def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) -> str:
     """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status.
 
+    `changed`: replicas join or leave before the next step.
+
     On a GPU the result of a step is read while the next step runs, so that the device never waits for the host. Before an evaluation, a
     checkpoint and the end of the run the last result is read too. A run that was stopped before an evaluation begins with it.
     """
@@ -104,6 +109,8 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
     status, checks = "finished", Checks(Spikes(), Peaks(), Comparison(replica.mesh.layout, torch.finfo(replica.numbers.gradient).eps))
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
+    if parts.keeping:
+        replica.wants_change = parts.keeping.wants_change
     unseen: deque[Taken] = deque()
     timer = replica.mesh.timer
     with ExitStack() as stack:
@@ -121,11 +128,12 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             pauses = traced or evaluates or parts.saves.is_due(progress.step) or progress.step == last or not replica.is_late
             results = [_look(parts, unseen.popleft(), checks) for _ in range(len(unseen) - (not pauses))]
             garbage.step()
-            if any(result.stops or result.saves for result in results):
+            if any(result.stops or result.saves or result.changes for result in results):
                 results += [_look(parts, unseen.popleft(), checks) for _ in range(len(unseen))]
             if traced:
                 _end_trace(parts, progress)
             stops, saves = any(result.stops for result in results), any(result.saves for result in results)
+            changes = _kept(parts, progress) or any(result.changes for result in results)
             if stops and progress.step < last:  # a run that has taken its last step ends as it would have
                 status = "stopped"
                 break
@@ -137,10 +145,22 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             if (saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
+            if changes and progress.step < last:
+                status = CHANGED
+                break
             if not unseen:
                 begun = timer.moment()  # what lies between two steps belongs to neither
     logbook.flush()
     return status
+
+
+def _kept(parts: Parts, progress: Progress) -> bool:
+    """Keep what the run needs if it loses a replica; whether the list of memberships says that replicas change after this step."""
+    if parts.keeping is None:
+        return False
+    with parts.watch.allow(EVALUATION_PATIENCE_S, "copying the state to a neighbour"):
+        parts.logbook.copying_s = parts.keeping.after_step(progress)
+    return progress.step in parts.keeping.changes_after
 
 
 def _end_trace(parts: Parts, progress: Progress) -> None:
@@ -157,12 +177,13 @@ def _step(parts: Parts, progress: Progress, batches: Prefetcher, begun: Moment) 
     """Take one step, and attach its times to the sum of the next step."""
     job, replica = parts.job, parts.replica
     mesh = replica.mesh
-    batch = _device_batch(parts, next(batches))
+    batch = _device_batch(parts, next(batches), progress.samples + job.plan.workload.global_batch)
     mesh.timer.later()  # drop what ran between two steps: it does not belong to this one
     batch_size = job.plan.workload.global_batch
     rate = job.training.rate(progress.samples + batch_size)
     sums = replica.step(batch, rate)
     progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
+    replica.is_uncounted = False
     spans = mesh.timer.later()  # read later: the device is still at the update, and must not run out of work
     data_s = batches.last_wait_s
     ended = mesh.timer.moment()
@@ -239,7 +260,7 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
     workload = job.plan.workload
     samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
     made = []
-    for numbers in sample_numbers(job.plan.layout, mesh.dp.index, 0, num_samples):
+    for numbers in sample_numbers(mesh.layout, mesh.dp.index, 0, num_samples):
         batch = samples.batch([min(number, num_samples - 1) for number in numbers])
         arrays = without_loss((batch.tokens, batch.labels, batch.documents), [number < num_samples for number in numbers])
         made.append(micro_batch(arrays, numbers, workload, mesh))
@@ -250,20 +271,21 @@ def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[in
     """Numbers of the samples in this rank's part of every batch, from `first` on, without end."""
     batch_size = job.plan.workload.global_batch
     while True:
-        groups = sample_numbers(job.plan.layout, replica.mesh.dp.index, first, batch_size)
+        groups = sample_numbers(replica.mesh.layout, replica.mesh.dp.index, first, batch_size)
         yield [number for group in groups for number in group]
         first += batch_size
 
 
-def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
-    """A batch as it was read, divided into micro-batches and moved to this rank's device."""
+def _device_batch(parts: Parts, batch: Batch, end: int) -> list[MicroBatch]:
+    """A batch as it was read, divided into micro-batches and moved to this rank's device. Samples from `end` on carry no loss."""
     workload, mesh = parts.job.plan.workload, parts.replica.mesh
     size = mesh.layout.micro_batch
     cuts = [slice(i, i + size) for i in range(0, len(batch.numbers), size)]
-    return [
-        micro_batch((batch.tokens[cut], batch.labels[cut], batch.documents[cut]), batch.numbers[cut].tolist(), workload, mesh)
-        for cut in cuts
-    ]
+    arrays = batch.tokens, batch.labels, batch.documents
+    if batch.numbers[-1] >= end:  # the batch does not divide evenly among the replicas
+        arrays = without_loss(arrays, (batch.numbers < end).tolist())
+    tokens, labels, documents = arrays
+    return [micro_batch((tokens[cut], labels[cut], documents[cut]), batch.numbers[cut].tolist(), workload, mesh) for cut in cuts]
 
 
 def _damaged(parts: Parts, progress: Progress, damage: Damage) -> Damaged:

@@ -107,13 +107,22 @@ class Saves:
         """Wait for checkpoints that are being written, at most `timeout_s`."""
         return self._saver.close(timeout_s=timeout_s)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saver.is_busy
+
+    def abandon(self, why: str) -> None:
+        """Let the save that is being written fail on all ranks at once: a rank that takes part in it has gone."""
+        self._saver.abandon(why)
+
     def _scalars(self, progress: Counts) -> dict[str, JSON]:
         state = torch.random.get_rng_state().numpy().tobytes()
         return {
             "samples": progress.samples,
             "seed": self.job.seed,
             "digests": dict(self.digests),
-            "layout": str(self.job.plan.layout),
+            "layout": str(self.job.layout),
             "random_state": base64.b64encode(state).decode(),
         }
 

@@ -20,7 +20,7 @@ from meshwright.train.checkpoint.folder import Keep
 from meshwright.train.checkpoint.manifest import tensor_table
 from meshwright.train.checkpoint.notices import NoNotices, Notices
 from meshwright.train.checkpoint.piece import Piece
-from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, checked_scalars, new_token, write
+from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, checked_scalars, give_up, new_token, write
 from meshwright.train.checkpoint.shard import ShardLayout, lay_out
 from meshwright.train.checkpoint.snapshot import Snapshot
 
@@ -187,6 +187,16 @@ class AsyncSaver:
 
     def _drained(self) -> list[SaveReport]:
         return [self._reports.get() for _ in range(self._reports.qsize())]  # only this thread takes from the queue
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is being written."""
+        return not self._joined(0.0)
+
+    def abandon(self, why: str) -> None:
+        """Let the running save fail on all ranks, and do not wait for it: a rank that takes part in it has gone."""
+        if not self._joined(0.0):
+            give_up(self._attempt, (), why)
 
     def close(self, *, timeout_s: float | None = None) -> list[SaveReport]:
         """Wait at most `timeout_s` for the running save, and free the host memory; return the last reports."""

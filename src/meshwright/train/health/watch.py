@@ -375,6 +375,10 @@ class Watch:
             with suppress(RuntimeError):
                 self._publish(finished=True)
 
+    def rest(self) -> None:
+        """Watch no longer, from the watchdog's own thread: others decide what becomes of the ranks."""
+        self._stop.set()
+
     def step(self, number: int, step_s: float) -> None:
         """Note a finished step; its time is used for the limit."""
         self.marks.step = number
