@@ -64,7 +64,7 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
     faults = Faults(job)
     while True:
         code, failure = run_replicas(job, is_gpu, faults)
-        if failure is None:
+        if failure is None or job.memberships:  # a list of memberships begins with the first step
             return code
         if not (job.folder / "steps.jsonl").is_file() and not _starts_again(faults, failure):
             return code

@@ -34,6 +34,7 @@ from meshwright.record.writer import discard_unstarted, is_unstarted
 if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
     from meshwright.train.launch import Failure, Place
+    from meshwright.train.membership import Membership
     from meshwright.train.sealed import SealedStore
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
@@ -276,8 +277,26 @@ def job_of(wishes: Wishes) -> TrainingJob:
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
         trace_from=wishes.trace_from,
+        memory_steps=wishes.memory_every,
+        memberships=_memberships(wishes, plan),
     )
     return with_budget(job, wishes.budget, wishes.price)
+
+
+def _memberships(wishes: Wishes, plan: Plan) -> tuple[Membership, ...]:
+    """The numbers of replicas that the run follows, if it follows another run's."""
+    if wishes.memberships is None:
+        return ()
+    from meshwright.train.membership import check_replicas, read_memberships
+
+    where = f"--memberships {wishes.memberships}"
+    if wishes.resume or not wishes.keep_going:
+        fix = "leave out --resume, and add --keep-going" if wishes.resume else "add --keep-going"
+        raise InputError("only a new run that keeps going can follow the memberships of another", where=where, fix=fix)
+    found = tuple(read_memberships(wishes.memberships))
+    for one in found:
+        check_replicas(plan.layout, plan.workload, one.dp, where)
+    return found
 
 
 def plan_of(wishes: Wishes) -> Plan:

@@ -16,12 +16,11 @@ from typing import Any
 
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
-from meshwright.files import read_bytes
+from meshwright.files import MOST_LINES_BYTES, read_bytes, refusal
 from meshwright.layout import Layout
 
 EVENT = "membership"  # the kind of the event that records a membership
 EVENTS = "events.jsonl"
-LARGEST_FILE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,11 @@ def read_memberships(path: Path) -> list[Membership]:
     """The memberships of a run folder, or of a file with one JSON object per line."""
     file = path / EVENTS if path.is_dir() else path
     events = []
-    for number, line in enumerate(read_bytes(file, LARGEST_FILE_BYTES).decode(errors="replace").splitlines(), start=1):
+    try:
+        lines = read_bytes(file, MOST_LINES_BYTES).decode(errors="replace").splitlines()
+    except OSError as error:
+        raise refusal("cannot read memberships", file, error) from None
+    for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
         except ValueError:

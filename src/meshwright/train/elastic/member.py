@@ -92,7 +92,7 @@ class Member:
             found = self._announced.get()
         if found is not None:
             with self._cutting:
-                self.current, self.is_inside, self._change = found.generation, True, False
+                self.current, self.is_inside = found.generation, True
         return found
 
     def place(self, announced: Announcement, layout: Layout) -> Place:
@@ -133,7 +133,7 @@ class Member:
             self._announced.put(None)
         elif what == GENERATION:
             announced = Announcement.from_json(detail)
-            self.newest = announced.generation
+            self.newest, self._change = announced.generation, False
             self._cut()
             self._announced.put(announced)
 

@@ -521,7 +521,7 @@ class Watch:
         finally:
             with suppress(RuntimeError):
                 self.store.set(TOLD, "1")
-            time.sleep(2 * self.patience.beat_s)
+            self._stop.wait(2 * self.patience.beat_s)
             self._leave()
 
     def _testify(self) -> None:
