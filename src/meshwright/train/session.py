@@ -205,6 +205,8 @@ def _steps(parts: Parts, progress: Progress, place: Place, regroup: Regroup | No
     try:
         status = train(parts, progress, owes_evaluation=owes)
         if status == CHANGED:
+            assert parts.keeping is not None, "only a run whose replicas may change is asked to"
+            parts.keeping.hand_in(progress)
             logbook.saves(progress, parts.saves.close(START_PATIENCE_S))
             logbook.leave()
             return status

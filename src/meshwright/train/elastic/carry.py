@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
 from meshwright.train.checkpoint import Piece
 from meshwright.train.elastic.copies import Copies, whole_groups
-from meshwright.train.elastic.handover import HandedOver, hand_over
+from meshwright.train.elastic.handover import HandedOver, hand_over, moved
 from meshwright.train.membership import layout_with
 from meshwright.train.parallel.collectives import everyones_texts
 from meshwright.train.replica import Replica
@@ -48,6 +48,7 @@ class Holding:
     replica: Replica
     progress: Counts
     copies: Copies | None = None
+    adopted: dict[int, list[Piece]] = field(default_factory=dict)  # pieces of replicas that leave, by their position on dp
 
     def count(self) -> None:
         """Count a step whose update was applied just before this rank was cut off."""
@@ -67,7 +68,24 @@ class Holding:
             "step": -1 if self.replica.is_late else self.progress.step,
             "samples": self.progress.samples,
             "copies": steps,
+            "adopted": sorted(self.adopted),
         }
+
+    def adopt(self, leaving: Sequence[int]) -> None:
+        """Hand the state of replicas that leave to those that stay, while all of them are there. All ranks must call it.
+
+        `leaving` are positions on dp. Without ZeRO all replicas hold the same, and nothing is sent.
+        """
+        mesh = self.replica.mesh
+        staying = [index for index in range(mesh.dp.size) if index not in leaving]
+        if mesh.layout.zero_stage == 0 or not leaving:
+            return
+        heirs = {index: staying[number % len(staying)] for number, index in enumerate(leaving)}
+        to = [mesh.dp.ranks[heirs[mesh.dp.index]]] if mesh.dp.index in heirs else []
+        sources = {mesh.dp.ranks[index]: index for index, heir in heirs.items() if heir == mesh.dp.index}
+        self.replica.ready()
+        found = moved(list(self.replica.state()) if to else [], to, list(sources), mesh.device)
+        self.adopted = {sources[rank]: pieces for rank, pieces in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +98,7 @@ class Choice:
     samples: int
     from_copies: bool
     holders: Mapping[int, int]  # rank now -> its replica's position then
+    adopted: Mapping[int, Sequence[int]] = field(default_factory=dict)  # rank now -> positions of replicas whose state it was given
 
 
 def choose(said: Sequence[Sequence[Mapping[str, Any]]], layout: Layout) -> Choice | None:
@@ -107,10 +126,12 @@ def _live(generation: int, held: Mapping[int, Mapping[str, Any]], layout: Layout
     dp = int(next(iter(held.values()))["dp"])
     step = max(int(one["step"]) for one in held.values())
     samples = max(int(one["samples"]) for one in held.values())
-    if step < 0 or not whole_groups(layout_with(layout, dp), {int(one["index"]) for one in held.values()}):
-        return None
     holders = {rank: int(one["index"]) for rank, one in held.items()}
-    return Choice(generation=generation, dp=dp, step=step, samples=samples, from_copies=False, holders=holders)
+    adopted = {rank: [int(index) for index in one["adopted"]] for rank, one in held.items()}
+    present = {*holders.values(), *(index for indices in adopted.values() for index in indices)}
+    if step < 0 or not whole_groups(layout_with(layout, dp), present):
+        return None
+    return Choice(generation=generation, dp=dp, step=step, samples=samples, from_copies=False, holders=holders, adopted=adopted)
 
 
 def _copied(generation: int, held: Mapping[int, Mapping[str, Any]]) -> Choice | None:
@@ -189,7 +210,7 @@ def _pieces(choice: Choice, mine: Holding | None) -> list[Piece]:
     if mine is None:
         return []
     if not choice.from_copies:
-        return list(mine.replica.state())
+        return [*mine.replica.state(), *(piece for pieces in mine.adopted.values() for piece in pieces)]
     assert mine.copies is not None, "every rank has a copy of this step"
     index = mine.replica.mesh.dp.index
     lost = (index - 1) % choice.dp not in choice.holders.values()
@@ -201,8 +222,10 @@ def _sources(choice: Choice, column: Sequence[int], now: Layout, planned: Layout
     holders = {index * now.cp + now.coordinate(rank)["cp"]: rank for rank, index in choice.holders.items() if rank in column}
     if choice.from_copies:
         return [sorted(holders.values())]
-    groups = whole_groups(layout_with(planned, choice.dp), set(choice.holders.values()))
-    return [sorted(holders[position] for position in group) for group in groups]
+    for rank, indices in choice.adopted.items():
+        holders |= {index * now.cp + now.coordinate(rank)["cp"]: rank for index in indices if rank in column}
+    groups = whole_groups(layout_with(planned, choice.dp), {position // now.cp for position in holders})
+    return [sorted({holders[position] for position in group}) for group in groups]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,6 +236,11 @@ class Keeping:
     copies: Copies | None = None
     wants_change: Callable[[], bool] = bool  # whether this process was told that replicas join or leave
     changes_after: frozenset[int] = frozenset()  # steps after which a list of memberships changes them
+    leaving: Callable[[int], Sequence[int]] = lambda step: ()  # positions of the replicas that leave after a step
+
+    def hand_in(self, progress: Counts) -> None:
+        """Give the state of replicas that leave to those that stay."""
+        self.carry.holdings[0].adopt(self.leaving(progress.step))
 
     def after_step(self, progress: Counts) -> float:
         """Drop what all ranks no longer need, and copy the state if it is due; return the seconds of the copy."""

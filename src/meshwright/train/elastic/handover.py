@@ -224,3 +224,17 @@ def described(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         }
         for piece in pieces
     ]
+
+
+def moved(pieces: Sequence[Piece], to: Sequence[int], sources: Sequence[int], device: torch.device) -> dict[int, list[Piece]]:
+    """Send pieces to ranks, and return those that other ranks send to this one, by rank."""
+    text = json.dumps(described(pieces)).encode()
+    message = bytes_with_digest(pieces, device)
+    sizes = torch.tensor([len(text), message.numel()], dtype=torch.int64, device=device).view(torch.uint8)
+    coming = {
+        rank: got.view(torch.int64).tolist() for rank, got in exchange(dict.fromkeys(to, sizes), dict.fromkeys(sources, 16), device).items()
+    }
+    words = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    texts = exchange(dict.fromkeys(to, words), {rank: size for rank, (size, _) in coming.items()}, device)
+    messages = exchange(dict.fromkeys(to, message), {rank: size for rank, (_, size) in coming.items()}, device)
+    return {rank: pieces_in(messages[rank], json.loads(bytes(texts[rank].tolist())), rank) for rank in sources}

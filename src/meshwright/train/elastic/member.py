@@ -65,7 +65,8 @@ class Member:
     current: int = -1  # the generation that it is in
     newest: int = -1  # the one that was announced last
     is_inside: bool = False  # whether it is in a generation now, so that a newer one must cut it off
-    _change: bool = False
+    _change: threading.Event = field(default_factory=threading.Event)
+    _leaving: list[int] = field(default_factory=list)
     _cutting: threading.Lock = field(default_factory=threading.Lock)
     _announced: queue.SimpleQueue[Announcement | None] = field(default_factory=queue.SimpleQueue)
 
@@ -81,7 +82,13 @@ class Member:
 
     def wants_change(self) -> bool:
         """Whether replicas are to join or leave at the next step boundary."""
-        return self._change
+        return self._change.is_set()
+
+    def leaving(self) -> list[int]:
+        """The replicas that leave, once this process has heard of the change, of which another has told it."""
+        if not self._change.wait(ANSWER_S):
+            raise RuntimeError("the supervisor did not say which replicas leave")
+        return self._leaving
 
     def next(self, timeout_s: float | None = None) -> Announcement | None:
         """The newest generation, once it is announced; None: this process is to leave."""
@@ -128,12 +135,14 @@ class Member:
 
     def _hear(self, what: str, detail: str) -> None:
         if what == CHANGE:
-            self._change = True
+            self._leaving = [int(number) for number in json.loads(detail)]
+            self._change.set()
         elif what == LEAVE:
             self._announced.put(None)
         elif what == GENERATION:
             announced = Announcement.from_json(detail)
-            self.newest, self._change = announced.generation, False
+            self.newest = announced.generation
+            self._change.clear()
             self._cut()
             self._announced.put(announced)
 

@@ -15,7 +15,7 @@ from meshwright.train.elastic.handover import HandedOver
 from meshwright.train.elastic.member import HANG, Announcement, Member
 from meshwright.train.health.watch import Diagnosis
 from meshwright.train.job import TrainingJob
-from meshwright.train.membership import changes_after, dealt, num_rounds
+from meshwright.train.membership import changes_after, dealt, dp_at, num_rounds
 from meshwright.train.replica import Replica
 
 
@@ -52,7 +52,15 @@ class Regroup:
             copies=copies,
             wants_change=lambda: self.member.wants_change() and not is_saving(),
             changes_after=changes_after(job.memberships),
+            leaving=lambda step: self._leaving(job, step),
         )
+
+    def _leaving(self, job: TrainingJob, step: int) -> list[int]:
+        """Positions of the replicas that leave after a step: by the list of memberships, or by what the supervisor says."""
+        replicas = self.announced.replicas
+        if job.memberships:
+            return list(range(dp_at(job.memberships, step + 1), len(replicas)))
+        return [replicas.index(number) for number in self.member.leaving() if number in replicas]
 
     def membership(self, job: TrainingJob, progress: Counts) -> dict[str, Any]:
         """What the record says about the replicas of this generation."""

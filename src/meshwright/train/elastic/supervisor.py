@@ -112,7 +112,7 @@ class Supervisor:
         self.secret = os.urandom(32)
         self.began_s = time.monotonic()
         self._lost_s: float | None = None
-        self._has_called = False  # for a change at the next step boundary
+        self._called: list[Group] | None = None  # the replicas that leave, once a change at the next step boundary is called for
         self._mask: set[signal.Signals] = set()
         self._host: ForkProcess | None = None
         self.port = 0
@@ -339,10 +339,11 @@ class Supervisor:
             return
         if self.members and all(len(group.at_boundary) == len(group.children) for group in self.members):
             self._change_now()
-        elif not self._has_called and self._has_reason():
-            self._has_called = True
+        elif self._called is None and self._has_reason():
+            staying = [group for group in self.members if group not in self.leaving][: self.wanted]
+            self._called = [group for group in self.members if group not in staying]
             for group in self.members:
-                group.send(CHANGE)
+                group.send(CHANGE, json.dumps([other.number for other in self._called]))
 
     def _has_reason(self) -> bool:
         joins = self.joining and all(group.is_ready for group in self.joining)
@@ -356,8 +357,8 @@ class Supervisor:
                 self.joining.append(self._started(len(self.members) + len(self.joining)))
             if not all(group.is_ready for group in self.joining):
                 return
-        staying = [group for group in self.members if group not in self.leaving][: self.wanted]
-        left = [group for group in self.members if group not in staying]
+        left = self.members[self.wanted :] if self.memberships else self._called or []
+        staying = [group for group in self.members if group not in left]
         for group in left:
             group.send(LEAVE)
         self.leaving = left
@@ -369,7 +370,7 @@ class Supervisor:
         self.members += [group for group in self.joining if group.is_ready][: max(self.wanted - len(self.members), 0)]
         self.joining = [group for group in self.joining if group not in self.members]
         self.generation += 1
-        self._lost_s, self._has_called = None, False
+        self._lost_s, self._called = None, None
         announced = Announcement(
             generation=self.generation,
             replicas=tuple(group.number for group in self.members),
