@@ -11,6 +11,7 @@ from meshwright.train.checks import check_job
 from meshwright.train.elastic.carry import Carry, Uncovered
 from meshwright.train.elastic.member import ANSWER_S, BOUNDARY, LOST, READY, UNCOVERED, Announcement, Member, wait_for_all
 from meshwright.train.elastic.regroup import Regroup
+from meshwright.train.health.signals import StopSignal
 from meshwright.train.incidents import Incident
 from meshwright.train.job import TrainingJob
 from meshwright.train.loop import CHANGED
@@ -23,11 +24,11 @@ MEETING_S = 60.0  # in which the ranks of a generation must come
 def run_member(member: Member, job: TrainingJob, is_gpu: bool) -> None:
     """Train in every generation that this process belongs to, until the run is over or the process is told to leave."""
     member.listen()
-    corpus, carry = check_job(job), Carry()
+    corpus, carry, stop = check_job(job), Carry(), StopSignal()
     member.say(READY)
     announced = member.next()
     while announced is not None:
-        regroup = Regroup(member=member, announced=announced, carry=carry, corpus=corpus)
+        regroup = Regroup(member=member, announced=announced, carry=carry, corpus=corpus, stop=stop)
         try:
             if _run(regroup, job, is_gpu) != CHANGED:
                 return

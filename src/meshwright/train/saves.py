@@ -55,6 +55,7 @@ class Saves:
         *,
         store: SealedStore | None = None,
         is_hurried: Callable[[], bool] = lambda: False,
+        is_cut: Callable[[], bool] = bool,
     ) -> None:
         self.job, self.replica, self.digests, self.is_hurried = job, replica, digests, is_hurried
         self._saver = AsyncSaver(
@@ -64,6 +65,7 @@ class Saves:
             token=shared_token(),
             keep=Keep(last=job.keep_last, every_steps=job.keep_every),
             notices=StoreNotices(store) if store is not None else None,
+            is_cut=is_cut,
         )
         self._clock = SaveClock(dist.get_world_size()) if job.saves_by_clock and dist.get_rank() == 0 else None
         self.last_step = resumed_step  # the newest that is saved or is being saved

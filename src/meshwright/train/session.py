@@ -24,6 +24,7 @@ from meshwright.record.header import RunHeader
 from meshwright.record.lock import RunLock
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
+from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
@@ -66,7 +67,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
 
     `regroup` is given in a run whose replicas may come and go.
     """
-    stop, begun_s = StopSignal(), regroup.member.began_s if regroup else time.monotonic()
+    stop, begun_s = (regroup.stop, regroup.member.began_s) if regroup else (StopSignal(), time.monotonic())
     device = torch.device("cuda", place.local_rank // job.ranks_per_gpu) if is_gpu else torch.device("cpu")
     if is_gpu and job.layout.pp > 1 and job.layout.zero_stage == 3:
         os.environ.setdefault(*LOADED_KERNELS)
@@ -165,7 +166,15 @@ def _train(
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
         resumed_step = progress.step if job.resume else None
-        saves = Saves(job, replica, marks_of_run, resumed_step, store=place.control, is_hurried=lambda: stop.is_asked)
+        saves = Saves(
+            job,
+            replica,
+            marks_of_run,
+            resumed_step,
+            store=place.control,
+            is_hurried=lambda: stop.is_asked,
+            is_cut=regroup.is_cut if regroup else bool,
+        )
         if writer and not job.resume and not regroup:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s, num_ahead=2 if replica.is_late else 0)
@@ -280,7 +289,7 @@ def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) ->
         last = saves.save_now(progress, left_s)
         parts.logbook.saves(progress, [*saves.close(max(until_s - time.monotonic(), 0.0)), *([last] if last else [])])
     if last and last.failure:
-        kind = ReportedElsewhere if place.rank else MeshwrightError
+        kind = ReportedElsewhere if place.rank else CheckpointError
         raise kind(
             f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
             where=last.failure.where,

@@ -65,6 +65,7 @@ class AsyncSaver:
         timeout_s: float = TIMEOUT_S,
         raise_failures: bool = False,
         notices: Notices | None = None,
+        is_cut: Callable[[], bool] = bool,
     ) -> None:
         if not token and num_ranks > 1:
             raise InputError(
@@ -83,6 +84,7 @@ class AsyncSaver:
             timeout_s=timeout_s,
             notices=NoNotices() if notices is None else notices,
         )
+        self._is_cut = is_cut  # whether a rank that takes part has gone, so that waiting for a save is useless
         self._keep = keep
         self._raise_failures = raise_failures
         self._snapshot = Snapshot()
@@ -219,7 +221,7 @@ class AsyncSaver:
             self._thread.join(max(0.0, min(left_s, LOOK_S)))
             if not self._thread.is_alive():
                 self._thread = None
-            elif left_s <= LOOK_S or is_hurried():
+            elif left_s <= LOOK_S or is_hurried() or self._is_cut():
                 return False
         return True
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from meshwright.layout import Layout
 from meshwright.train.launch import LOCALHOST, Place, explain_failure
 
-ANSWER_S = 60.0  # in which the supervisor must announce a generation to a rank that has lost another
+ANSWER_S = 600.0  # in which the supervisor must announce a generation: a newcomer may have to start first
 CUT_AGAIN_S = 0.1  # connections that are being made while the others are cut are cut as well
 STORE_S = 60.0
 GENERATION, CHANGE, LEAVE = "generation", "change", "leave"  # what the supervisor says

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.elastic.carry import Carry, Choice, Counts, Holding, Keeping, Uncovered
 from meshwright.train.elastic.copies import copies_for
 from meshwright.train.elastic.handover import HandedOver
 from meshwright.train.elastic.member import HANG, Announcement, Member
+from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis
 from meshwright.train.job import TrainingJob
+from meshwright.train.launch import ReportedElsewhere
 from meshwright.train.membership import changes_after, dealt, dp_at, num_rounds
 from meshwright.train.replica import Replica
 
@@ -27,6 +30,7 @@ class Regroup:
     announced: Announcement
     carry: Carry
     corpus: Corpus
+    stop: StopSignal
     taken: tuple[Choice, HandedOver] | None = None
 
     @property
@@ -89,4 +93,10 @@ class Regroup:
 
     def survives(self, error: BaseException) -> bool:
         """Whether an error is only how this rank notices that others have gone."""
-        return self.member.survives(error) and not (isinstance(error, MeshwrightError) and self.member.newest == self.member.current)
+        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to decide, or to save
+            return self.is_cut() and isinstance(error, ReportedElsewhere | CheckpointError)
+        return self.member.survives(error)
+
+    def is_cut(self) -> bool:
+        """Whether this generation is over, because a newer one was announced."""
+        return self.member.newest > self.member.current

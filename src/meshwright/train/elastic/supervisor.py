@@ -113,7 +113,7 @@ class Supervisor:
         self.began_s = time.monotonic()
         self._lost_s: float | None = None
         self._called: list[Group] | None = None  # the replicas that leave, once a change at the next step boundary is called for
-        self._mask: set[signal.Signals] = set()
+        self._asked: Sequence[int] = ()  # signals that ask the run to stop
         self._host: ForkProcess | None = None
         self.port = 0
 
@@ -122,6 +122,7 @@ class Supervisor:
         with suppress(OSError):
             sys.stdout.flush()  # otherwise every rank would print the buffered text
         with handing_on(self.children) as asked:
+            self._asked = asked
             self._open()
             try:
                 self.members = [self._started(number) for number in range(self.wanted)]
@@ -284,6 +285,8 @@ class Supervisor:
         for groups in (self.members, self.joining, self.leaving):
             if group in groups:
                 groups.remove(group)
+        if self._asked and not was_member:
+            return
         has_ended = any(child.verdict == "done" for other in self.members for child in other.children)
         if failure.reason == "input" or not self.members or has_ended:
             self._give_up(failure, texts)
@@ -300,8 +303,7 @@ class Supervisor:
         print(f"meshwright: incident {verdict.number} at step {verdict.step}: {verdict.message}; {action}", file=sys.stderr)
         if was_member:
             self._announce("lost", replace(verdict, action=action))
-        if not self.memberships and len(self.members) + len(self.joining) < self.wanted:
-            self.joining.append(self._started(group.number))
+        self._start_missing()
 
     def _look_at_connections(self) -> None:
         """Form the groups anew if a connection was lost and no rank has died."""
@@ -326,7 +328,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         staying = [group for group in self.members if group not in self.leaving]
         taken = {group.number for group in (*self.members, *self.joining)}
-        if self.memberships or self.generation < 0:
+        if self.memberships or self._asked:
             return
         for _ in range(self.wanted - len(staying) - len(self.joining)):
             number = next(number for number in range(len(taken) + 1) if number not in taken)
