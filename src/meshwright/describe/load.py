@@ -138,6 +138,7 @@ class LatentTable(Checked):
     nope_dim: Count
     rope_dim: CountOrNone
     value_dim: Count
+    interleaved: bool = True
 
 
 class RotaryScalingTable(Checked):
@@ -145,11 +146,16 @@ class RotaryScalingTable(Checked):
     original_positions: Count
     low_turns: Positive = 1.0
     high_turns: Positive = 4.0
+    kind: Literal["llama3", "yarn"] = "llama3"
+    truncates: bool = True
+    mscale: NotNegative = 0.0
+    mscale_all_dim: NotNegative = 0.0
+    stated_magnitude: NotNegative = 0.0
 
     def value(self) -> RotaryScaling:
         if self.low_turns >= self.high_turns:
             what = f"low_turns {self.low_turns:g} is not below high_turns {self.high_turns:g}"
-            raise InputError(what, where="rotary_scaling.low_turns", fix="Llama 3 has 1 and 4")
+            raise InputError(what, where="rotary_scaling.low_turns", fix="Llama 3 has 1 and 4, YaRN 1 and 32")
         return RotaryScaling(**self.model_dump())
 
 
@@ -175,6 +181,7 @@ class ModelTable(Entry):
     attention_sinks: bool = False
     window: CountOrNone = 0
     num_windowed_layers: CountOrNone = 0
+    windowed_layers: tuple[CountOrNone, ...] = ()
     num_prediction_layers: CountOrNone = 0
     experts: ExpertsTable | None = None
     latent: LatentTable | None = None
@@ -272,7 +279,14 @@ class EvaluationTable(Checked):
 
 class AdaptersTable(Checked):
     rank: Count
-    targets: Annotated[list[Literal["qkv", "proj", "mlp"]], Field(min_length=1)]
+    targets: Annotated[list[Literal["qkv", "proj", "mlp", "q", "k", "v", "o", "gate", "up", "down"]], Field(min_length=1)]
+    alpha: NotNegative = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    rank_stabilised: bool = False
+    base: Literal["bf16", "fp8", "nf4"] = "bf16"
+
+    def value(self) -> Adapters:
+        return Adapters(**{**self.model_dump(), "targets": tuple(self.targets)})
 
 
 class BalanceTable(Checked):
@@ -329,7 +343,7 @@ class WorkloadTable(Entry):
             num_tokens=self.num_tokens,
             convergence=self.convergence.value() if self.convergence else None,
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
-            adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
+            adapters=self.adapters.value() if self.adapters else None,
             training=self.training.value() if self.training else None,
             expert_imbalance=self.expert_imbalance,
             packed=self.packed,

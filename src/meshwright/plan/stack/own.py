@@ -22,12 +22,10 @@ Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
 FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
     "experts that have no gates": lambda asked: asked.model.experts is not None and not asked.model.gated,
-    "latent attention": lambda asked: asked.model.latent is not None,
-    "attention windows": lambda asked: bool(asked.model.window),
-    "attention sinks": lambda asked: asked.model.attention_sinks,
-    "norms of queries and keys": lambda asked: asked.model.qk_norm,
+    "biases of latent attention": lambda asked: asked.model.latent is not None and _has_attention_biases(asked.model),
+    "norms of the heads of latent attention": lambda asked: asked.model.latent is not None and asked.model.qk_norm,
+    "latent attention and learned positions": lambda asked: asked.model.latent is not None and asked.model.num_positions > 0,
     "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
-    "adapters": lambda asked: asked.workload.adapters is not None,
 }
 SIDES: Mapping[str, Sides] = {
     "the hidden size": lambda asked, rows: np.full(len(rows), asked.model.hidden),
@@ -41,6 +39,10 @@ SIDES: Mapping[str, Sides] = {
 
 def _key_copies(model: Model, rows: Layouts) -> NDArray[np.int64]:
     return np.ones_like(rows.tp) if model.latent else np.maximum(rows.tp // model.num_kv_heads, 1)
+
+
+def _has_attention_biases(model: Model) -> bool:
+    return model.biases or model.attention_biases or model.qkv_biases
 
 
 def _is_fp8(asked: Asked) -> bool:
@@ -73,7 +75,7 @@ MESHWRIGHT = Stack(
             JobRule(
                 what=f"cannot run {{asked.model.name}} with {what}",
                 where="model",
-                fix="train a dense Llama or GPT-3 model",
+                fix="leave it out of the model, or train another model",
                 source="train/model, train/parallel",
                 forbids=forbids,
             )
@@ -99,6 +101,22 @@ MESHWRIGHT = Stack(
             fix=f"choose from {', '.join(PRECISIONS)}",
             source="train.replica.NUMBERS",
             forbids=lambda asked: asked.workload.precision not in PRECISIONS,
+        ),
+        JobRule(
+            what="multiplies in bf16 or fp32 beside adapters, not in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16; adapters.base = fp8 keeps the frozen base in fp8",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",
+            where="workload.adapters.targets",
+            fix="leave gate out of the targets",
+            source="train/model/adapters.py",
+            forbids=lambda asked: (
+                asked.workload.adapters is not None and "gate" in asked.workload.adapters.targets and not asked.model.gated
+            ),
         ),
         JobRule(
             what="cannot run {asked.model.name}, which has {asked.model.num_positions} learned positions, on sequences of "
@@ -127,6 +145,14 @@ MESHWRIGHT = Stack(
     ),
     rules=(
         recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
+        Rule(
+            what="keeps a base in few bits whole on every replica, and cannot divide it by ZeRO 3",
+            where="layout.zero_stage",
+            fix="choose zero=1 or zero=2",
+            source="train/parallel/frozen.py",
+            forbids=lambda asked, rows: np.asarray((rows.zero_stage >= 3) & (rows.dp * rows.cp > 1)),
+            matters=lambda asked: asked.workload.adapters is not None and asked.workload.adapters.base != "bf16",
+        ),
         *(
             Rule(
                 what=f"runs fp8 products only on matrices whose sides are multiples of {FP8_MULTIPLE}; {what} is {{value}}",

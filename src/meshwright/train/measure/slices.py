@@ -24,8 +24,8 @@ from meshwright.layout import Layout
 from meshwright.plan.stack.own import check_trainable
 from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import now_s, release, synchronize
+from meshwright.train.model.attention import Context
 from meshwright.train.model.initial import fill_piece
-from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import NUMBERS, Replica

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from meshwright.layout import Layout
 from meshwright.train.kernels.linear import PLAIN, Arithmetic
+from meshwright.train.model.attention import Context
 from meshwright.train.model.experts import ExpertLayer
-from meshwright.train.model.transformer import MLP, Block, Context, Rotation, Transformer
+from meshwright.train.model.rotary import Rotation
+from meshwright.train.model.transformer import MLP, Block, Transformer
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -33,7 +35,8 @@ def compile_layers(chunk: Transformer, layout: Layout, *, packed: bool, backend:
 
     Waiting for other ranks is a side effect too. So with context parallelism a layer is compiled in two pieces, before and after attention;
     with tensor parallelism the work between collectives is. Packed documents are as many as a batch happens to have, for which attention
-    would be compiled again and again: they too have the two pieces.
+    would be compiled again and again: they too have the two pieces, as have layers with a window or with sinks, whose attention has its own
+    backward pass.
 
     The compiler recommends TF32 for products in fp32. Runs in fp32 are compared digit by digit, so they keep full precision.
     """
@@ -45,7 +48,7 @@ def compile_layers(chunk: Transformer, layout: Layout, *, packed: bool, backend:
         elif layout.tp > 1:
             block.compiled = BetweenCollectives(block, compiled)
             _compile_arithmetic(block, backend)
-        elif layout.cp > 1 or packed:
+        elif layout.cp > 1 or packed or block.attention.window or block.attention.sinks is not None:
             block.compiled = AroundAttention(block, compiled)
         else:
             block.compiled = compiled(block.plain)
@@ -74,7 +77,7 @@ class BeforeExperts:
     def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         attention = self.block.attention
         past, normed = self.block.attention_norm(x)
-        query, key, value = self.turned(attention.qkv(normed), rotation)
+        query, key, value = self.turned(attention.projected(normed), rotation)
         return self.block.after_attention(past, attention.attended(query, key, value, context))
 
 
@@ -94,7 +97,7 @@ class BetweenCollectives:
     def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         block, attention, mlp = self.block, self.block.attention, self.mlp
         past, normed = block.attention_norm(x)
-        query, key, value = self.turned(attention.qkv(normed), rotation)
+        query, key, value = self.turned(attention.projected(normed), rotation)
         attended = attention.attended(query, key, value, context)
         past, normed = block.mlp_norm(past + attention.o.add_bias(attention.leave(self.narrowed(attended))))
         out: Tensor = past + mlp.down.add_bias(mlp.leave(self.mlp_narrowed(mlp.into(normed))))
@@ -104,7 +107,7 @@ class BetweenCollectives:
 def _compile_arithmetic(block: Block, backend: str) -> None:
     """Compile how the products with a collective are computed, where this is more than one kernel."""
     assert isinstance(block.mlp, MLP), "experts have no product with a collective"
-    for layer in (block.attention.qkv, block.mlp.into):
+    for layer in (*block.attention.gathering(), block.mlp.into):
         if layer.arithmetic is not PLAIN:
             layer.arithmetic = _compiled_arithmetic(layer.arithmetic, backend)
 
