@@ -118,6 +118,13 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
         ),
         JobRule(
+            what="adapts dense models, and {asked.model.name} has experts",
+            where="workload.adapters",
+            fix="choose a dense model, or leave the adapters out",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and asked.model.experts is not None,
+        ),
+        JobRule(
             what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",
             where="workload.adapters.targets",
             fix="leave gate out of the targets",
