@@ -41,4 +41,9 @@ def test_faults_say_whether_the_simulator_was_right():
     document = faults_document([good], Lab())
     assert document.values["lab_faults"][0]["median_after_s"] == 2.0
     page = trial_page(document, Lab())
-    assert "all uplinks at half their rate: after" in page and "--planes 2 --spread" in page and "<script" not in page
+    assert (
+        "Simulated and measured step" in page
+        and "all uplinks at half their rate: after" in page
+        and "--planes 2 --spread" in page
+        and "<script" not in page
+    )

@@ -32,7 +32,7 @@ FAULTS = (
 
 def scaling_document(sizes: Sequence[Size], lab: Lab) -> Document:
     """Each number of racks with its predicted and its measured step."""
-    title = f"weak scaling on lab {lab.name}, from 1 to {len(sizes)} racks"
+    title = f"Weak scaling from 1 to {len(sizes)} racks of lab {lab.name}"
     blocks: list[Block] = [Table(title, SIZES, tuple(_size_row(one, sizes[0]) for one in sizes)), Text(scaling_words(sizes))]
     return Document(
         kind="lab-scaling", title=title, blocks=(*blocks, Note(STAND_IN)), values={"lab_sizes": [_size(one, sizes[0]) for one in sizes]}
@@ -83,7 +83,7 @@ def _size(one: Size, first: Size) -> dict[str, object]:
 
 def faults_document(found: Sequence[Fault], lab: Lab) -> Document:
     """Each fault with the steps before and after it."""
-    title = f"faults in mid-run on lab {lab.name}"
+    title = f"Faults in the middle of a run on lab {lab.name}"
     blocks: list[Block] = [Table(title, FAULTS, tuple(map(_fault_row, found))), Text(faults_words(found)), Note(STAND_IN)]
     if lab.num_planes == 1:
         blocks.append(Note("this lab has one plane, so none was taken away: make one with --planes 2 --spread"))
@@ -130,9 +130,10 @@ def trial_page(found: Document, lab: Lab) -> str:
         tag("h1", found.title),
         tag("p", " ".join(words), class_="lead"),
     )
+    said = "simulated" if "lab_faults" in found.values else "predicted"
     tables = [table(block.columns, block.rows, block.title) for block in found.blocks if isinstance(block, Table)]
     sections = [
-        section("steps", "Predicted and measured step", _bars(list(_pairs(found)))),
+        section("steps", f"{said.capitalize()} and measured step", _bars(list(_pairs(found)), said)),
         section("numbers", "Numbers", *tables),
         section("notes", "Notes", note_list([block.text for block in found.blocks if isinstance(block, Note)])),
     ]
@@ -142,17 +143,17 @@ def trial_page(found: Document, lab: Lab) -> str:
 def _pairs(found: Document) -> Iterator[tuple[str, float, float]]:
     """What each pair of bars is about, its predicted or simulated step, and its measured one."""
     for size in found.values.get("lab_sizes", ()):
-        yield f"{size['num_racks']} racks", size["predicted_step_s"], size["median_step_s"]
+        yield f"{size['num_racks']} rack{'s' if size['num_racks'] > 1 else ''}", size["predicted_step_s"], size["median_step_s"]
     for fault in found.values.get("lab_faults", ()):
         for when in ("before", "after"):
             yield f"{fault['what']}: {when}", fault[f"simulated_{when}_s"], fault[f"median_{when}_s"]
 
 
-def _bars(pairs: Sequence[tuple[str, float, float]]) -> Html:
+def _bars(pairs: Sequence[tuple[str, float, float]], said: str) -> Html:
     full_s = max(max(predicted_s, measured_s) for _, predicted_s, measured_s in pairs) * 1.02
     rows: list[tuple[Html | str, ...]] = []
     for what, predicted_s, measured_s in pairs:
         ends = (mark(predicted_s / full_s, var("ink")),)
-        rows.append((tag("b", what), "predicted", seconds(predicted_s), bar([(0.0, predicted_s / full_s, var("bubble"))])))
+        rows.append((tag("b", what), said, seconds(predicted_s), bar([(0.0, predicted_s / full_s, var("bubble"))])))
         rows.append(("", "measured", seconds(measured_s), bar([(0.0, measured_s / full_s, var("accent"))], *ends)))
-    return table(("", "", "step>", "seconds"), rows, "steps", caption="Thin lines: the predicted step", class_="bars")
+    return table(("", "", "step>", "seconds"), rows, "steps", caption=f"Thin lines: the {said} step", class_="bars")
