@@ -47,7 +47,8 @@ APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator")
 # Rooms of the trainer, from the outside in, as above.
 ROOMS = (
     ("session",),
-    ("loop", "checks", "measure", "rehearse"),
+    ("loop", "checks", "measure", "rehearse", "paced"),
+    ("replay", "feed"),
     ("record", "saves", "meeting", "agreement"),
     ("launch",),
     ("health", "interop"),

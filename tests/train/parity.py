@@ -14,6 +14,7 @@ from meshwright.describe.workload import Training, Workload
 from meshwright.layout import Layout
 
 if TYPE_CHECKING:
+    from meshwright.train.checkpoint import Piece
     from meshwright.train.parallel.mesh import Mesh
     from meshwright.train.parallel.pipeline import MicroBatch
     from meshwright.train.replica import Replica
@@ -138,20 +139,45 @@ def replica_of(model: Model, workload: Workload, layout: Layout, training: Train
     from meshwright.train.replica import Replica
 
     mesh = make_mesh(layout, device_here(), key_copies=model.key_copies(layout.tp), has_experts=model.experts is not None)
-    replica = Replica(model, workload, mesh, training)
-    replica.fill_weights(initial_weights(model, SEED))
+    replica = Replica(model, workload, mesh, training, SEED)
+    if workload.adapters:
+        replica.fill_base(initial_weights(model, SEED))
+        replica.fill_weights(some_pairs)
+    else:
+        replica.fill_weights(initial_weights(model, SEED))
     replica.ready()
     yield replica, mesh
     replica.ready()
     mesh.close()
 
 
-def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh) -> list[MicroBatch]:
+def some_pairs(piece: Piece) -> None:
+    """Fill a piece of an adapter with numbers that depend on its name alone; none are zero, so that every gradient counts."""
+    import torch
+
+    rng = np.random.default_rng([SEED, *piece.name.encode()])
+    whole = torch.from_numpy(rng.normal(0.0, 0.1, piece.shape)).float()
+    piece.tensor.copy_(whole[tuple(slice(first, first + size) for first, size in zip(piece.start, piece.tensor.shape, strict=True))])
+
+
+def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh, deal: tuple[int, ...] | None = None) -> list[MicroBatch]:
     """This rank's micro-batches of one step."""
     from meshwright.train.parallel.batches import micro_batches
 
     first = step * workload.global_batch
-    return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)
+    return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh, deal)
+
+
+def run_dealt(model: Model, workload: Workload, layout: Layout, deals: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:
+    """Loss and norm of steps whose micro-batches are dealt to the replicas in different ways, on this rank."""
+    found = []
+    with replica_of(model, workload, layout) as (replica, mesh):
+        for step, deal in enumerate(deals):
+            replica.set_deal(deal)
+            result = replica.gradients(batch_of(step, model, workload, mesh, deal))
+            replica.update(result, TRAINING.rate((step + 1) * workload.global_batch))
+            found.append((result.loss, result.grad_norm))
+    return found
 
 
 def run_steps(

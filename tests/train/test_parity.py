@@ -31,7 +31,7 @@ from layout_cases import (
     Case,
     factorisations,
 )
-from parity import ATTENTIONS, MODELS, WORKLOAD, Steps, differences, joined, run_steps
+from parity import ATTENTIONS, MODELS, WORKLOAD, Steps, differences, joined, run_dealt, run_steps
 from ranks import Pools
 
 from meshwright.describe.model import Model
@@ -71,6 +71,17 @@ def found_and_wanted(case: Case, num_steps: int, pools: Pools, reference: Refere
 def test_layout_equals_one_process(case: Case, pools: Pools, reference: Reference) -> None:
     num_steps = NUM_STEPS if case.layout.num_ranks < 8 else FEWER_STEPS
     assert differences(*found_and_wanted(case, num_steps, pools, reference)) == []
+
+
+@pytest.mark.parametrize("layout", ["dp=2", "dp=2,pp=2,vp=2", "dp=2,pp=2,schedule=zero-bubble", "dp=2,cp=2,zero=1", "dp=2,tp=2"])
+def test_an_uneven_deal_of_micro_batches_equals_one_process(layout: str, pools: Pools, reference: Reference) -> None:
+    model, parsed = MODELS["llama"], parse_layout(layout)
+    deals = [(4, 4), (2, 6), (7, 1), (4, 4)]
+    of_ranks = pools.of(parsed.num_ranks).run(run_dealt, model, WORKLOAD, parsed, deals)
+    wanted = reference(model, WORKLOAD)
+    assert all(found == of_ranks[0] for found in of_ranks)
+    assert [loss for loss, _ in of_ranks[0]] == pytest.approx(wanted.losses[: len(deals)], rel=1e-5)
+    assert [norm for _, norm in of_ranks[0]] == pytest.approx(wanted.norms[: len(deals)], rel=1e-4)
 
 
 def test_sixteen_ranks_on_four_axes_equal_one_process(pools: Pools, reference: Reference) -> None:

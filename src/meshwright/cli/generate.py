@@ -64,7 +64,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        stop_token=trained.tokenizer.end_of_document,
+        stop_tokens=trained.stop_tokens,
         vocab_size=trained.tokenizer.vocab_size,
     )
     if not as_json:

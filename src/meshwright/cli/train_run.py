@@ -113,7 +113,7 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
             silent_s=silent_s(job.folder, failure.noticed_s),
             step_times_s={record.step: record.step_s for record in run.records},
         )
-        why = incidents.refusal(incident) or _unsound(run)
+        why = incidents.refusal(incident)
         if why:
             record_surrender(job.folder, incident, why, incidents.tried())
             print(f"meshwright: not started again: {why}\n  tried: {incidents.tried()}", file=sys.stderr)
@@ -127,15 +127,6 @@ def _what_broke(run: Run, failure: Failure) -> str:
     """What broke, in one line: of a hang, the watchdog's diagnosis."""
     stalls = [event for event in run.events if event.kind == "stall"] if failure.reason == "hang" else []
     return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message
-
-
-def _unsound(run: Run) -> str:
-    """Why the newest checkpoint may be damaged; empty if nothing suggests it."""
-    last = run.events[-1] if run.events else None
-    kinds = [event for event in run.events if event.kind in ("damage", "resumed")]
-    if last is None or not kinds or kinds[-1].kind != "damage" or kinds[-1].detail.get("what") != "state":
-        return ""
-    return "the states of replicas differ, and the newest checkpoint may hold the wrong one"
 
 
 def settled(wishes: Wishes) -> Wishes:
@@ -186,7 +177,7 @@ def run_launched(wishes: Wishes) -> int:
         if is_over(wishes):
             return 0
         is_gpu = on_gpus(job.plan)
-        corpus = check_job(job, reads_corpus=is_first)
+        material = check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
         _check_with_torch(job)
     except InputError as error:
@@ -200,7 +191,7 @@ def run_launched(wishes: Wishes) -> int:
 
     try:
         place = _met(wishes.rendezvous_timeout_s, secret)
-        agree(place, facts_of(job, corpus.digest))
+        agree(place, facts_of(job, material.digest))
         if needs_shared_folder(job):
             check_shared(place, job.runs)
         if is_first:
@@ -317,6 +308,9 @@ def job_of(wishes: Wishes) -> TrainingJob:
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
         trace_from=wishes.trace_from,
+        skip_batches=wishes.skip_batches,
+        spike_deviations=wishes.spike_deviations,
+        bad_nodes=wishes.bad_nodes,
     )
     return with_budget(job, wishes.budget, wishes.price)
 

@@ -279,7 +279,14 @@ class EvaluationTable(Checked):
 
 class AdaptersTable(Checked):
     rank: Count
-    targets: Annotated[list[Literal["qkv", "proj", "mlp"]], Field(min_length=1)]
+    targets: Annotated[list[Literal["qkv", "proj", "mlp", "q", "k", "v", "o", "gate", "up", "down"]], Field(min_length=1)]
+    alpha: NotNegative = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    rank_stabilised: bool = False
+    base: Literal["bf16", "fp8", "nf4"] = "bf16"
+
+    def value(self) -> Adapters:
+        return Adapters(**{**self.model_dump(), "targets": tuple(self.targets)})
 
 
 class BalanceTable(Checked):
@@ -336,7 +343,7 @@ class WorkloadTable(Entry):
             num_tokens=self.num_tokens,
             convergence=self.convergence.value() if self.convergence else None,
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
-            adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
+            adapters=self.adapters.value() if self.adapters else None,
             training=self.training.value() if self.training else None,
             expert_imbalance=self.expert_imbalance,
             packed=self.packed,

@@ -228,6 +228,8 @@ class Model:
     @typed
     def vocab_rows(self, tp: int) -> int:
         """Entries of the vocabulary on each of `tp` tensor-parallel ranks. Where they do not divide, the last ones are padding."""
+        if tp < 1:
+            raise InputError(f"tp is {tp}", where="tp", fix="give a number of ranks: 1 or more")
         return -(-self.vocab_size // tp)
 
     @property

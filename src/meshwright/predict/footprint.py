@@ -121,13 +121,8 @@ class _Shapes:
         """Parameters of the adapters of one layer; 0 if the whole model is trained."""
         if not self.adapters:
             return 0.0
-        model = self.model
-        widths = {
-            "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
-            "proj": model.value_dim + model.hidden,
-            "mlp": 2 * model.hidden + (self.num_inner + 1) * model.ffn_hidden,
-        }
-        return float(self.adapters.rank * sum(widths[kind] for kind in self.adapters.targets))
+        mlp = 2 * self.model.hidden + (self.num_inner + 1) * self.model.ffn_hidden
+        return float(self.adapters.parameters({**adapter_sides(self.model), "mlp": mlp}))
 
     def kept(self, kind: str) -> Recipe:
         """The recipe for one kind of matrix multiplication.
@@ -136,7 +131,7 @@ class _Shapes:
         """
         if not self.adapters:
             return self.recipe
-        return replace(self.recipe, input_bytes=BF16_BYTES + 1 if kind in self.adapters.targets else 0.0)
+        return replace(self.recipe, input_bytes=BF16_BYTES + 1 if self.adapters.adapts(kind) else 0.0)
 
     @cached_property
     def attention_saved(self) -> float:
@@ -390,6 +385,20 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
         gradients = gradients + np.where(has_sum, recipe.gradient_bytes * common / ranks, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
+
+
+def adapter_sides(model: Model) -> dict[str, float]:
+    """Both sides of each matrix that adapters may be beside, added up, without those of a whole MLP."""
+    single = {name: model.hidden + model.ffn_hidden for name in ("gate", "up", "down")}
+    return {
+        "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
+        "proj": model.value_dim + model.hidden,
+        "q": model.hidden + model.query_dim,
+        "k": model.hidden + model.kv_dim,
+        "v": model.hidden + model.kv_dim,
+        "o": model.value_dim + model.hidden,
+        **single,
+    }
 
 
 def _sharded(common: Column, routed: Column, ranks: Any, expert_ranks: Any, sharded: NDArray[np.bool_]) -> Column:

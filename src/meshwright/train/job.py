@@ -16,6 +16,7 @@ from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
 from meshwright.train.benchmark.settings import OWN, LogSettings
 from meshwright.train.incidents import Incident
+from meshwright.train.tuning.dataset import DataSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,9 @@ class TrainingJob:
     stall_timeout_s: float = 10.0  # a rank without progress for this time, and for five of its slow steps, is reported, and the run ends
     grace_s: float = 30.0  # time to save after SIGTERM
     allow_changed: tuple[str, ...] = ()
-    start_from: Path | None = None  # a Hugging Face folder with the first weights
+    start_from: Path | None = None  # a Hugging Face folder, or a run, with the first weights
+    data: DataSet | None = None  # for fine-tuning, instead of a corpus: the content of `corpus` in tokens
+    adapter: Path | None = None  # a folder with the first adapters
     plan_text: bytes = b""
     arguments: Mapping[str, Any] = field(default_factory=dict)  # as the run's header keeps them
     may_start_over: bool = False  # if there is no checkpoint to resume from
@@ -47,6 +50,9 @@ class TrainingJob:
     budget: Budget | None = None  # what the run may cost
     trace_from: int = 0  # the first of a few steps that are profiled; 0: none
     after: Incident | None = None  # the fault after which the run goes on by itself
+    skip_batches: int = 3  # most batches to leave out in 1,000 steps, because their loss is not finite or far too high
+    spike_deviations: float = 20.0  # a loss so many standard deviations above the last ones is not applied; 0: any finite one is
+    bad_nodes: Path | None = None  # the list for nodes whose hardware is suspect; None: bad-nodes.json beside the run
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property

@@ -21,6 +21,7 @@ from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels import attention_parts, flash_attention, fp8
 from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
+from meshwright.train.model.adapters import add_adapters
 from meshwright.train.model.attention import Attention
 from meshwright.train.model.compiled import compile_layers, compiles
 from meshwright.train.model.experts import is_routed
@@ -30,14 +31,16 @@ from meshwright.train.parallel import expert as expert_parallel
 from meshwright.train.parallel import tensor as tensor_parallel
 from meshwright.train.parallel.alone import Alone
 from meshwright.train.parallel.balance import Routers, Routing, is_untrained
+from meshwright.train.parallel.batches import Deal
 from meshwright.train.parallel.buckets import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.parallel.digests import Digests
+from meshwright.train.parallel.frozen import Frozen, connect
 from meshwright.train.parallel.fully_sharded import FullySharded
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.optimizer import AdamW
 from meshwright.train.parallel.pipeline import MicroBatch, Stage, make_chunks
-from meshwright.train.parallel.shards import Shard, square_sum
-from meshwright.train.sums import Own, Rider, StepResult, Sums, send, update_scale
+from meshwright.train.parallel.shards import Shard, UsualPeaks, square_sum
+from meshwright.train.sums import Gate, Graded, Own, Rider, StepResult, Sums, send, update_scale
 
 NUMBERS = {
     "fp32": Numbers(),
@@ -53,8 +56,8 @@ Fill = Callable[[Piece], None]
 class Replica:
     """This rank's chunks of the model, and what is needed to train them."""
 
-    def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
-        layout = mesh.layout
+    def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training, seed: int = 0) -> None:
+        layout, adapters = mesh.layout, workload.adapters
         check_trainable(model, workload, layout)
         key_copies = mesh.same_keys.size if mesh.same_keys else 1
         assert key_copies == model.key_copies(layout.tp), "make_mesh must be given Model.key_copies"
@@ -65,16 +68,22 @@ class Replica:
         self.attention = chosen_attention(model, workload, mesh, self.numbers)
         chunks = make_chunks(model, mesh)
         for chunk in chunks:
+            if adapters:
+                add_adapters(chunk, adapters)
             tensor_parallel.split(chunk, mesh.tp, keeps_inputs=layout.recompute == "full")
             expert_parallel.split(chunk, mesh)
             context_parallel.split(chunk, mesh.cp, layout.cp_kind, workload.seq_len)
             set_recompute(chunk, layout.recompute)
             if self.numbers.fp8:
                 use_fp8(chunk, mesh)
+            if adapters:
+                connect(chunk, adapters, seed, mesh.tp)
+        self.is_sharded = layout.zero_stage == 3 and mesh.shard.size > 1  # with one rank each, whole copies are summed as in ZeRO 0
+        self.frozen = [Frozen(chunk, mesh, self.numbers, adapters.base) for chunk in chunks if adapters and not self.is_sharded]
         self.data = [self._data_parallel(chunk) for chunk in chunks]
         self.routers = Routers(model, chunks, mesh, training.balance)
         self._routed: Tensor | None = None  # what routers counted in the last step, summed, on the device
-        if compiles(mesh.layout, mesh.device):
+        if compiles(mesh.layout, mesh.device) and not adapters:
             for chunk in chunks:
                 compile_layers(chunk, layout, packed=workload.packed)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
@@ -88,9 +97,23 @@ class Replica:
         self.is_late = self.optimizer.scales_on_device  # whether results of a step are read while the next one runs
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)  # on the device: a step gave no numbers
         self._digests = Digests(self._equal_tensors())
+        self._peaks = UsualPeaks()
+        self.gate: Gate | None = None  # decides which steps are applied; None: all that are finite
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
+
+    def set_deal(self, deal: Deal) -> None:
+        """Use another number of micro-batches on each replica from the next step on. All ranks must call it between the same steps.
+
+        `deal_refusal` says for which layouts this is possible.
+        """
+        assert sum(deal) * self.mesh.layout.micro_batch == self.workload.global_batch, "a deal gives each sample to one replica"
+        self.num_micro_batches = deal[self.mesh.dp.index]
+        self.stage.set_num_micro_batches(self.num_micro_batches)
+        for data in self.data:
+            if isinstance(data, DataParallel):
+                data.num_contributions = self.num_micro_batches
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
@@ -101,17 +124,23 @@ class Replica:
         self._apply(learning_rate, update_scale(result, self.workload.tokens_per_step, self.training.clip_norm))
 
     def step(self, batch: Sequence[MicroBatch], learning_rate: float) -> Sums:
-        """A whole step, whose update is left out where loss or gradients are no numbers.
+        """A whole step, whose update is left out where loss or gradients are not finite, or do not pass the gate.
 
         Where results come late the host does not wait for them: it may begin the next step before it reads what this one gave. A step that
-        follows one without numbers changes nothing either.
+        follows one that was left out changes nothing either, until `go_on` is called.
         """
         sums = self.launched(batch)
         if self.is_late:
-            self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted))
-        elif (result := sums.result()).is_finite:
+            self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted, self.gate))
+        elif (result := sums.result()).is_finite and (self.gate is None or self.gate.passes(result)):
             self.update(result, learning_rate)
         return sums
+
+    def go_on(self, num_updates: int) -> None:
+        """Apply steps again after one was left out. `num_updates` have been made; what was launched after them changed nothing."""
+        self._halted.zero_()
+        self.set_num_updates(num_updates)
+        self.rider = None
 
     def launched(self, batch: Sequence[MicroBatch]) -> Sums:
         """Forward and backward of one batch, and the sums of it under way."""
@@ -162,6 +191,7 @@ class Replica:
         own_squares: Tensor,
         checks: Tensor | None = None,
         routed: Tensor | None = None,
+        correct: Sequence[Tensor] = (),
     ) -> Sums:
         rider, self.rider = self.rider, None
         own = Own(
@@ -173,6 +203,7 @@ class Replica:
             routed=routed,
             stops=self.wants_stop(),
             saves=self.wants_save(),
+            correct=correct,
         )
         return send(own, self.mesh, self.workload.tokens_per_step, rider)
 
@@ -186,11 +217,17 @@ class Replica:
 
     def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
         """Summed loss and tokens of micro-batches, over all ranks, without training."""
+        graded = self.graded(batch)
+        return graded.loss, graded.num_tokens
+
+    def graded(self, batch: Sequence[MicroBatch], *, counts_correct: bool = False) -> Graded:
+        """The result of an evaluation over all ranks; counting tokens that are predicted correctly takes another product of the head."""
         self._pay_trial(batch)
-        losses = self.stage.evaluate(batch, self._before)
+        outs = self.stage.evaluate(batch, self._before, counts_correct=counts_correct)
+        losses, correct = ([out[0] for out in outs], [out[1] for out in outs]) if counts_correct else (outs, [])
         nothing = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        loss, tokens, *_ = self._sent(losses, batch, nothing, nothing).values()
-        return loss, round(tokens)
+        loss, tokens, *_, num_correct = self._sent(losses, batch, nothing, nothing, correct=correct).values()
+        return Graded(loss, round(tokens), round(num_correct) if counts_correct else None)
 
     def routing(self, sums: Sums) -> tuple[Routing, ...]:
         """What the routers of all layers did in a step; empty without experts. Waits for the device."""
@@ -224,6 +261,16 @@ class Replica:
                 fill(piece)
         self.publish()
 
+    def fill_base(self, fill: Fill) -> None:
+        """Load the weights that are not trained, piece by piece."""
+        with torch.no_grad():
+            for frozen in self.frozen:
+                frozen.fill(fill)
+            for data in self.data:
+                for shard in data.frozen if isinstance(data, FullySharded) else ():
+                    for piece in shard.pieces(shard.values, "weights"):
+                        fill(piece)
+
     def publish(self) -> None:
         """Copy values that were written into the shards to the weights."""
         with torch.no_grad():
@@ -255,9 +302,9 @@ class Replica:
         has_replicas = self.mesh.num_replicas > 1 or (self.model.experts is not None and self.mesh.expert_replicas.size > 1)
         if not has_replicas and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
             return Alone(chunk, self.mesh, self.numbers)
-        if self.mesh.layout.zero_stage == 3 and self.mesh.shard.size > 1:  # with one rank each, whole copies are summed as in ZeRO 0
+        if self.is_sharded:
             return FullySharded(chunk, self.mesh, self.numbers)
-        size = sum(parameter.numel() for parameter in chunk.parameters())
+        size = sum(parameter.numel() for _, parameter in chunk.trained_parameters())
         most = max(min(BUCKET_PARAMETERS, size // SMALLEST_BUCKETS), 1)
         return DataParallel(chunk, self.mesh, self.numbers, self.num_micro_batches, most)
 
@@ -294,9 +341,9 @@ class Replica:
         if not parts:
             return torch.zeros_like(summed), None
         squares, sent, largest = torch.stack([own for data in parts for own in data.own]).unbind(dim=1)
-        peaks = largest / squares.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+        peak = self._peaks.highest(largest)
         received = torch.stack([data.landed for data in parts if data.landed is not None]).sum()
-        return squares.sum(), torch.stack((self._digests.next(), sent.sum(), received, peaks.max()))
+        return squares.sum(), torch.stack((self._digests.next(), sent.sum(), received, peak))
 
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: it is the first of the ranks that hold the same pieces."""

@@ -19,7 +19,8 @@ from meshwright.errors import InputError
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh
 
-NUM_SUMS = 5  # loss, tokens, squares of gradients, wishes to stop, wishes to save
+NUM_SUMS = 6  # loss, tokens, squares of gradients, wishes to stop, wishes to save, tokens predicted correctly
+CHECKS_FROM = 2  # column of a rank's row from which on it has the fields of `Check`
 NUM_OWN = 6  # for each rank: the squares of its own gradients, its own loss, and the fields of `Check`
 
 
@@ -29,7 +30,7 @@ class Check(NamedTuple):
     digest: float  # of a part of the state that all replicas hold alike
     sent: float  # sum of its gradients before replicas are summed
     received: float  # sum of the gradients that it received
-    peak: float  # its largest gradient before replicas are summed, divided by the root mean square of its bucket
+    peak: float  # by how many times a gradient of it stands out more than usual in its bucket, before replicas are summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,25 @@ class StepResult:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """The result of an evaluation, over all ranks."""
+
+    loss: float  # summed
+    num_tokens: int
+    num_correct: int | None = None  # tokens that were the most probable; None: not counted
+
+    @property
+    def mean_loss(self) -> float:
+        """Loss per token."""
+        return self.loss / max(self.num_tokens, 1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of tokens that were the most probable; None: not counted."""
+        return None if self.num_correct is None else self.num_correct / max(self.num_tokens, 1)
+
+
 class Rider(Protocol):
     """Numbers of every rank that are sent with a sum: each rank has a row that the others leave at zero."""
 
@@ -61,6 +81,18 @@ class Rider(Protocol):
 
     def arrive(self, everyones: Tensor) -> None:
         """Receive the numbers of all ranks."""
+
+
+class Gate(Protocol):
+    """Which steps are applied: a step that does not pass leaves the weights as they are."""
+
+    def passes(self, result: StepResult) -> bool:
+        """Whether a result that has been read may be applied."""
+        ...
+
+    def is_closed(self, loss: Tensor, norm: Tensor, rows: Tensor) -> Tensor:
+        """Whether a step may not be applied, on the device: its loss per token, its norm, and the rows of all ranks (`NUM_OWN`)."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +110,7 @@ class Sums:
     _values: list[float] | None = None
 
     def values(self) -> list[float]:
-        """Loss, tokens and squares of gradients, and whether a rank wants to stop and to save; waits for the device."""
+        """Loss, tokens, squares of gradients, whether a rank wants to stop and to save, and correct tokens; waits for the device."""
         if self._values is None:
             if self.arrived is not None:
                 self.marks.enter("sum of loss and norm", "world", range(self.num_ranks))
@@ -103,7 +135,7 @@ class Sums:
 
     def result(self) -> StepResult:
         """The result of the step; waits for the device."""
-        loss, tokens, total, stops, saves = self.values()
+        loss, tokens, total, stops, saves, _ = self.values()
         num_tokens = round(tokens) if math.isfinite(tokens) else 0
         if num_tokens == 0:
             raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
@@ -120,15 +152,19 @@ class Sums:
             checks=tuple(Check(digest, sent * scale, received * scale, peak) for _, _, digest, sent, received, peak in own),
         )
 
-    def scale(self, clip_norm: float, halted: Tensor) -> Tensor:
+    def scale(self, clip_norm: float, halted: Tensor, gate: Gate | None = None) -> Tensor:
         """The factor on gradients in the update, the same as `update_scale`, computed on the device.
 
-        If loss or gradients are not finite, the factor is NaN and `halted` is set: then the factors of all later steps are NaN too.
+        If loss or gradients are not finite, or do not pass the gate, the factor is NaN and `halted` is set: then the factors of all later
+        steps are NaN too.
         """
         loss, tokens, squares = self.totals[0], self.totals[1].round(), self.totals[2]
         per_token = self.nominal / tokens
         norm = squares.sqrt() * per_token
         halted.logical_or_(~(torch.isfinite(loss) & torch.isfinite(norm) & (tokens > 0)))
+        if gate is not None:
+            rows = self.totals[NUM_SUMS : NUM_SUMS + NUM_OWN * self.num_ranks].view(-1, NUM_OWN)
+            halted.logical_or_(gate.is_closed(loss / tokens, norm, rows))
         clipped = per_token * (clip_norm / norm).clamp(max=1.0) if clip_norm else per_token
         return torch.where(halted, torch.full_like(clipped, math.nan), clipped).float()
 
@@ -151,6 +187,7 @@ class Own:
     routed: Tensor | None = None  # what its routers counted
     stops: bool = False
     saves: bool = False
+    correct: Sequence[Tensor] = ()  # tokens of each micro-batch that are predicted correctly, where an evaluation counts them
 
 
 def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums:
@@ -170,10 +207,12 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
         totals[0] = torch.stack([loss.double() for loss in own.losses]).sum() / mesh.tp.size
         totals[1] = torch.stack(list(own.counted)).sum() / mesh.tp.size
         rows[mesh.rank, 1] = totals[0]
+    if own.correct:
+        totals[5] = torch.stack(list(own.correct)).double().sum() / mesh.tp.size
     totals[2] = own.squares
     rows[mesh.rank, 0] = own.own_squares
     if own.checks is not None:
-        rows[mesh.rank, 2:] = own.checks
+        rows[mesh.rank, CHECKS_FROM:] = own.checks
     if own.routed is not None:
         totals[end:] = own.routed
     mesh.marks.enter("sum of loss and norm", "world", range(num_ranks))

@@ -113,7 +113,7 @@ def test_the_stop_token_is_the_last():
     free = list(generate(transformer, PROMPT, 30, temperature=1.0, seed=1))
     stop = free[10]
     first = free.index(stop)
-    assert list(generate(transformer, PROMPT, 30, temperature=1.0, seed=1, stop_token=stop)) == free[: first + 1]
+    assert list(generate(transformer, PROMPT, 30, temperature=1.0, seed=1, stop_tokens=(stop,))) == free[: first + 1]
 
 
 def test_padding_of_the_vocabulary_is_never_drawn():

@@ -27,7 +27,6 @@ FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
     "norms of the heads of latent attention": lambda asked: asked.model.latent is not None and asked.model.qk_norm,
     "latent attention and learned positions": lambda asked: asked.model.latent is not None and asked.model.num_positions > 0,
     "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
-    "adapters": lambda asked: asked.workload.adapters is not None,
 }
 SIDES: Mapping[str, Sides] = {
     "the hidden size": lambda asked, rows: np.full(len(rows), asked.model.hidden),
@@ -112,6 +111,29 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.precision not in PRECISIONS,
         ),
         JobRule(
+            what="multiplies in bf16 or fp32 beside adapters, not in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16; adapters.base = fp8 keeps the frozen base in fp8",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="adapts dense models, and {asked.model.name} has experts",
+            where="workload.adapters",
+            fix="choose a dense model, or leave the adapters out",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and asked.model.experts is not None,
+        ),
+        JobRule(
+            what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",
+            where="workload.adapters.targets",
+            fix="leave gate out of the targets",
+            source="train/model/adapters.py",
+            forbids=lambda asked: (
+                asked.workload.adapters is not None and "gate" in asked.workload.adapters.targets and not asked.model.gated
+            ),
+        ),
+        JobRule(
             what="cannot run {asked.model.name}, which has {asked.model.num_positions} learned positions, on sequences of "
             "{asked.workload.seq_len} tokens",
             where="workload.seq_len",
@@ -138,6 +160,14 @@ MESHWRIGHT = Stack(
     ),
     rules=(
         recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
+        Rule(
+            what="keeps a base in few bits whole on every replica, and cannot divide it by ZeRO 3",
+            where="layout.zero_stage",
+            fix="choose zero=1 or zero=2",
+            source="train/parallel/frozen.py",
+            forbids=lambda asked, rows: np.asarray((rows.zero_stage >= 3) & (rows.dp * rows.cp > 1)),
+            matters=lambda asked: asked.workload.adapters is not None and asked.workload.adapters.base != "bf16",
+        ),
         *(
             Rule(
                 what=f"runs fp8 products only on matrices whose sides are multiples of {FP8_MULTIPLE}; {what} is {{value}}",

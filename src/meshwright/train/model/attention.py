@@ -47,6 +47,7 @@ class Context:
     # Where documents are packed: which queries and keys attend to each other. One entry; or one for each block of keys that a rank of
     # context parallelism attends to, None if it sees no key of a block.
     runs: tuple[Runs | None, ...] | None = None
+    samples: Tensor | None = None  # [B] numbers of the samples, if dropout depends on them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ of the transformer only while a step runs; between two tokens the model is uncha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -31,10 +31,10 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    stop_token: int | None = None,
+    stop_tokens: Collection[int] = (),
     vocab_size: int | None = None,
 ) -> Iterator[int]:
-    """Each new token as it is drawn, up to `num_new` of them; `stop_token`, if it is drawn, is the last one.
+    """Each new token as it is drawn, up to `num_new` of them; one of `stop_tokens`, if it is drawn, is the last one.
 
     Temperature 0 always chooses the most probable token. `top_k` draws from the k most probable tokens (0: all), `top_p` from the fewest
     tokens whose probabilities add up to it. `vocab_size` is the number of entries that are real tokens, if the vocabulary was padded. The
@@ -44,18 +44,18 @@ def generate(
     check_sampling(temperature, top_k, top_p)
     generator = torch.Generator().manual_seed(seed)
     draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-    return _drawn(model, [int(token) for token in tokens], num_new, draw, stop_token, vocab_size)
+    return _drawn(model, [int(token) for token in tokens], num_new, draw, stop_tokens, vocab_size)
 
 
 def _drawn(
-    model: Transformer, tokens: list[int], num_new: int, draw: Callable[[Tensor], int], stop_token: int | None, vocab_size: int | None
+    model: Transformer, tokens: list[int], num_new: int, draw: Callable[[Tensor], int], stop_tokens: Collection[int], vocab_size: int | None
 ) -> Iterator[int]:
     caches = [Cache(len(tokens) + num_new) for _ in model.layers]
     fresh, first = tokens, 0
     for _ in range(num_new):
         token = draw(next_logits(model, fresh, first, caches)[:vocab_size])
         yield token
-        if token == stop_token:
+        if token in stop_tokens:
             return
         first, fresh = first + len(fresh), [token]
 

@@ -43,10 +43,22 @@ def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: tor
         return torch.zeros(shape, device=device)
     if len(shape) == 1:
         return torch.ones(shape, device=device)
+    if name.endswith((".lora_a", ".lora_b")):
+        return draw_adapter(name, shape, seed, device)
     std = STD / math.sqrt(2 * model.num_layers) if name.endswith(WRITERS) else STD
+    return torch.normal(0.0, std, shape, generator=_generator(seed, name, device), device=device)
+
+
+def draw_adapter(name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """A half of a low-rank pair at the start: A uniform within one over the root of its width, B zero, as in PEFT."""
+    if name.endswith(".lora_b"):
+        return torch.zeros(shape, device=device)
+    return (2 * torch.rand(shape, generator=_generator(seed, name, device), device=device) - 1) / math.sqrt(shape[1])
+
+
+def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
     number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
-    generator = torch.Generator(device=device).manual_seed(number)
-    return torch.normal(0.0, std, shape, generator=generator, device=device)
+    return torch.Generator(device=device).manual_seed(number)
 
 
 def fill_piece(piece: Piece) -> None:

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.describe.model import Model
-from meshwright.train.kernels.fused_loss import summed_loss
+from meshwright.train.kernels.fused_loss import num_correct, summed_loss
 from meshwright.train.kernels.layer_functions import Made, gated, value_of
 from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.attention import Context, Heads, attention_of, same
 from meshwright.train.model.experts import ExpertLayer, expert_tensors, is_routed
 from meshwright.train.model.norms import norm_of
 from meshwright.train.model.rotary import Rotary, Rotation
+
+ADAPTER = ".adapter."  # in the names of parameters that adapters add: `layers.0.attention.qkv.adapter.q.lora_a`
 
 
 class MLP(nn.Module):
@@ -107,6 +109,9 @@ def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str,
 
     If `key_copies` tensor-parallel ranks hold the same key-value head, each has fewer queries by this factor.
     """
+    if ADAPTER in name:
+        layer, _, rest = name.partition(ADAPTER)
+        return ((f"{layer.rpartition('.')[0]}.{rest}", 1),)
     layer, _, kind = name.rpartition(".")
     joined = {
         "attention.qkv": (("q", model.num_heads // model.num_kv_heads // key_copies), ("k", 1), ("v", 1)),
@@ -160,9 +165,12 @@ class Head(nn.Module):
         self.weight = shared if shared is not None else nn.Parameter(torch.empty(model.vocab_size, model.hidden))
         self.enter: Callable[[Tensor], Tensor] = same
         self.summed_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_loss
+        self.num_correct: Callable[[Tensor, Tensor, Tensor], Tensor] = num_correct
 
-    def forward(self, x: Tensor, labels_BT: Tensor) -> Tensor:
-        return self.summed_loss(self.enter(value_of(self.norm(x)[1])), self.weight, labels_BT)
+    def forward(self, x: Tensor, labels_BT: Tensor, *, counts_correct: bool = False) -> Tensor:
+        hidden = self.enter(value_of(self.norm(x)[1]))
+        loss = self.summed_loss(hidden, self.weight, labels_BT)
+        return torch.stack((loss, self.num_correct(hidden, self.weight, labels_BT).to(loss.dtype))) if counts_correct else loss
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores of every next token, [B, T, V]; for a model that is not split."""
@@ -199,10 +207,14 @@ class Transformer(nn.Module):
             x = block(x, context, rotation)
         return x
 
-    def forward(self, x: Tensor, context: Context, labels_BT: Tensor | None = None) -> Tensor:
-        """Hidden states for the next stage, or on the last stage, with labels, the summed loss."""
+    def forward(self, x: Tensor, context: Context, labels_BT: Tensor | None = None, *, counts_correct: bool = False) -> Tensor:
+        """Hidden states for the next stage, or on the last stage, with labels, the summed loss; with the correct tokens, if counted."""
         x = self.hidden(x, context)
-        return x if self.head is None or labels_BT is None else self.head(x, labels_BT)
+        return x if self.head is None or labels_BT is None else self.head(x, labels_BT, counts_correct=counts_correct)
+
+    def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that training changes: all, or those of adapters beside a frozen model."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of this chunk by its name, as a view of the parameter that holds it; a tied table once."""

@@ -111,8 +111,9 @@ class DataParallel:
             if not self.overlaps and bucket.zero_stage < 2:
                 self._leave(bucket)
             self._land(bucket)
-        if self.mesh.num_replicas > 1:
-            self.landed = torch.stack([sum_of(_summed(bucket)) for bucket in self._checked()]).sum()
+        checked = self._checked()
+        if self.mesh.num_replicas > 1 and checked:
+            self.landed = torch.stack([sum_of(_summed(bucket)) for bucket in checked]).sum()
         self.forget()
 
     def start(self) -> None:
@@ -307,7 +308,7 @@ def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
     """
     products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear | GroupedLinear)}
     kinds: dict[tuple[object, ...], list[str]] = {}
-    for name, parameter in reversed(list(chunk.named_parameters())):
+    for name, parameter in reversed(list(chunk.trained_parameters())):
         alone = name if chunk.model.tied_embeddings and name in TIED else ""
         kind = (alone, decays(name, parameter), is_partial(name), is_routed(name), id(parameter) in products)
         kinds.setdefault(kind, []).append(name)

@@ -26,7 +26,8 @@ class FullySharded:
         self.mesh, self.numbers = mesh, numbers
         self.loss_scale = float(mesh.num_replicas)  # fully_shard averages over replicas, but we need the sum
         policy = MixedPrecisionPolicy(param_dtype=numbers.compute, reduce_dtype=numbers.gradient, cast_forward_inputs=False)
-        chunk.to(numbers.state)
+        for parameter in chunk.parameters():
+            parameter.data = parameter.data.to(numbers.state if parameter.requires_grad else numbers.compute)
         shapes = {name: parameter.shape for name, parameter in chunk.named_parameters()}
         cuts = cuts_of(chunk, mesh.tp, mesh.ep)
         for module in experts_of(chunk):
@@ -37,8 +38,10 @@ class FullySharded:
             book_waits(unit, mesh.shard)
         set_prefetch(chunk)
         chunk.to_empty(device=mesh.device)
-        self.parameters = dict(chunk.named_parameters())
-        self.shards = [self._shard(name, parameter, shapes[name], cuts[name]) for name, parameter in self.parameters.items()]
+        shards = {name: self._shard(name, parameter, shapes[name], cuts[name]) for name, parameter in chunk.named_parameters()}
+        self.parameters = dict(chunk.trained_parameters())
+        self.shards = [shards[name] for name in self.parameters]
+        self.frozen = [shard for name, shard in shards.items() if name not in self.parameters]
 
     def start(self) -> None:
         """Prepare for a new step."""

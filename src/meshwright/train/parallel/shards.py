@@ -21,6 +21,10 @@ from meshwright.train.model.transformer import Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.tensor import TABLES, copies_of, cut_dim, num_entries
 
+SUM_BLOCK = 128  # elements that are added up in fp32
+ADOPTED = 0.2  # of a new peak, when the usual one is updated
+SMALLEST_PEAK = 1e-30  # of a bucket without gradients
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
@@ -210,25 +214,43 @@ def squares_of(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def measures_of(gradient: Tensor) -> Tensor:
-    """The sum of squares of a tensor, its sum, and its largest absolute value times the root of its size, in fp64."""
-    size = math.sqrt(gradient.numel())
+    """The sum of squares of a tensor, its sum, and its largest absolute value, in fp64."""
     if _has_kernel(gradient):
         from meshwright.train.kernels.square_kernel import measures
 
-        found = measures([gradient])[0]
-        found[2] *= size
-        return found
+        return measures([gradient])[0]
     low, high = torch.aminmax(gradient)
-    return torch.stack((squares_of([gradient])[0], sum_of(gradient), torch.maximum(high, -low).double() * size))
+    return torch.stack((squares_of([gradient])[0], sum_of(gradient), torch.maximum(high, -low).double()))
+
+
+class UsualPeaks:
+    """The usual size of the largest gradient of each bucket, kept on the device: buckets differ, and each is like itself before."""
+
+    def __init__(self) -> None:
+        self._usual: Tensor | None = None  # logarithms
+
+    def highest(self, peaks: Tensor) -> Tensor:
+        """The highest ratio of a bucket's largest gradient to its usual one."""
+        logs = peaks.clamp(min=SMALLEST_PEAK).log()
+        if self._usual is None or len(self._usual) != len(logs):
+            self._usual = torch.nan_to_num(logs, posinf=0.0)
+        above = logs - self._usual
+        self._usual = self._usual + ADOPTED * torch.nan_to_num(above).clamp(-math.log(2), math.log(2))
+        return above.max().exp()
 
 
 def sum_of(gradient: Tensor) -> Tensor:
-    """The sum of a tensor in fp64, added up in fp32 by blocks: in fp64 torch is six times slower, and this rounding is far below a step."""
+    """The sum of a tensor in fp64. Blocks are added up in fp32, and only their sums in fp64: all in fp64 torch is six times slower.
+
+    One fp32 sum of the whole would round to an epsilon of itself, and the sum of gradients that have a common sign is far above their norm.
+    """
     if _has_kernel(gradient):
         from meshwright.train.kernels.square_kernel import measures
 
         return measures([gradient])[0, 1]
-    return gradient.sum(dtype=torch.float32).double()
+    flat = gradient.flatten()
+    blocks = flat[: len(flat) // SUM_BLOCK * SUM_BLOCK].view(-1, SUM_BLOCK)
+    return blocks.sum(1, dtype=torch.float32).sum(dtype=torch.float64) + flat[blocks.numel() :].sum(dtype=torch.float64)
 
 
 def _has_kernel(tensor: Tensor) -> bool:

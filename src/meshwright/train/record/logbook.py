@@ -34,7 +34,7 @@ from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
 from meshwright.train.record.screen import Screen
 from meshwright.train.record.tracer import TRACES, Overlap
-from meshwright.train.sums import StepResult
+from meshwright.train.sums import Graded, StepResult
 from meshwright.units import per_cent, seconds
 
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
@@ -152,12 +152,14 @@ class Logbook:
         self.log.block_stop(progress.samples, progress.step)
         self.log.evaluation_start(progress.samples, progress.step)
 
-    def evaluation(self, progress: Counts, loss: float, num_tokens: int, took_s: float) -> None:
+    def evaluation(self, progress: Counts, graded: Graded, took_s: float) -> None:
         """Record an evaluation."""
+        loss = graded.mean_loss
         self.log.evaluation(progress.samples, progress.step, loss)
-        self.event("evaluation", progress, loss=loss, num_tokens=num_tokens, seconds=took_s, samples=progress.samples)
+        more = {} if graded.accuracy is None else {"token_accuracy": graded.accuracy}
+        self.event("evaluation", progress, loss=loss, num_tokens=graded.num_tokens, seconds=took_s, samples=progress.samples, **more)
         if self.live:
-            self.live.evaluation(progress, loss)
+            self.live.evaluation(progress, loss, graded.accuracy)
 
     def overlap(self, progress: Counts, found: Overlap) -> None:
         """Record how much communication of the traced steps ran behind compute."""
@@ -187,14 +189,28 @@ class Logbook:
         if self.live:
             self.live.say(message)
 
+    def replay(self, before: Counts, outcome: str, reason: str, ranks: Sequence[int], lost_s: float, message: str, **more: Any) -> None:
+        """Record that a step was done again: `sound` the second time, the `same` again, or its samples `skipped`."""
+        detail = {"outcome": outcome, "reason": reason, "ranks": list(ranks), "lost_s": lost_s, **self._usd(lost_s), **more}
+        self.event("replay", before, **detail, message=message)
+        self.say(message)
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        if self.live:
+            self.live.say(text)
+
+    def _usd(self, cost_s: float) -> dict[str, str]:
+        """What so many seconds of all ranks cost, if the price is known."""
+        rate = self.job.rate
+        return {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
+
     def _incident(self, done: Step, incident: Incident) -> None:
         """Record that the run goes on after a fault, and what the fault cost until the end of this step."""
         num_lost, lost_s = incident.lost(self._begun_step)
         down_s = done.ended_s - done.step_s - incident.noticed_s
         action = f"restarted from step {self._begun_step}"
         cost_s = incident.silent_s + down_s + lost_s
-        rate = self.job.rate
-        usd = {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
         words = f"{incident.message}; {action}, {num_lost} steps are done again, {seconds(cost_s)} lost"
         detail: dict[str, Any] = {
             "number": incident.number,
@@ -208,7 +224,7 @@ class Logbook:
             "noticed_after_s": incident.silent_s,
             "down_s": down_s,
             "lost_s": lost_s,
-            **usd,
+            **self._usd(cost_s),
         }
         self.event("incident", done, **detail, message=words)
         if self.live:
@@ -340,11 +356,12 @@ class LiveLine:
             self._shown_s = now_s
             self._show(self._words(progress, loss))
 
-    def evaluation(self, progress: Counts, loss: float) -> None:
+    def evaluation(self, progress: Counts, loss: float, accuracy: float | None = None) -> None:
         """Show an evaluation."""
+        correct = "" if accuracy is None else f", {per_cent(accuracy)} of tokens correct"
         target = self.job.training.target_loss
         self._last_evaluation = f"valid {loss:.3f}" + (f" (target {target:.2f})" if target else "")
-        self.say(f"step {progress.step}: validation loss {loss:.4f}" + (f", target {target:.4f}" if target else ""))
+        self.say(f"step {progress.step}: validation loss {loss:.4f}{correct}" + (f", target {target:.4f}" if target else ""))
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the progress line."""
