@@ -57,6 +57,8 @@ ROOMS = (
     ("parallel",),
     ("model",),
     ("kernels",),
+    ("material",),
+    ("tuning",),
     ("data", "checkpoint", "benchmark", "folders", "shared_gpu", "incidents"),
     ("sealed",),
 )

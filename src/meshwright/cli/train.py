@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -132,13 +133,13 @@ def train(
     from meshwright.cli.train_run import run
 
     asked = {RENAMED.get(key, key): value for key, value in options.items()}
-    wishes = Wishes(**asked, allow_changed=tuple(allow_changed or ()), given=_given(context))
+    wishes = Wishes(**asked, allow_changed=tuple(allow_changed or ()), given=given_options(context, RENAMED))
     code = run(wishes)
     if code:
         raise typer.Exit(code)
 
 
-def _given(context: typer.Context) -> frozenset[str]:
+def given_options(context: typer.Context, renamed: Mapping[str, str]) -> frozenset[str]:
     """What was written on the command line, by the names of the wishes: the rest are defaults."""
     written = {name for name in context.params if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"}
-    return frozenset(RENAMED.get(name, name) for name in written)
+    return frozenset(renamed.get(name, name) for name in written)

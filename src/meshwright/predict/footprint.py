@@ -62,6 +62,10 @@ def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe
     return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
 
 
+# Bits of an element of a frozen matrix, with the scales of its blocks; a row has another scale of 32 bits (train/kernels/few_bits.py).
+FEW_BITS = {"fp8": 8.0, "nf4": 4.0 + 8 / 64}
+
+
 @dataclass(frozen=True)
 class _Shapes:
     """Numbers of one model under one recipe that do not depend on the layout; bytes are per token."""
@@ -377,6 +381,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, weight_bytes, shards[0])
     weights = weights + memory.gathered_bytes(routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, weight_bytes, shards[1])
     if shapes.adapters:
+        weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
         weights = weights + BF16_BYTES * common
     gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
@@ -385,6 +390,27 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
         gradients = gradients + np.where(has_sum, recipe.gradient_bytes * common / ranks, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
+
+
+def _saved_by_few_bits(shapes: _Shapes, layouts: Layouts, cut: _Cut, weight_bytes: float) -> Column:
+    """Bytes that a frozen base needs less if the matrices of its layers are kept in few bits: tables and norms are not.
+
+    The trainer makes a weight again for each product, so that the largest one is in memory once more.
+    """
+    assert shapes.adapters is not None, "a base is frozen beside adapters"
+    bits = FEW_BITS.get(shapes.adapters.base)
+    if bits is None:
+        return np.zeros_like(cut.layers, dtype=np.float64)
+    model = shapes.model
+    per_element = bits / 8 + FP32_BYTES / model.hidden
+    kept = cut.layers * (shapes.dense_layer_parameters + shapes.copied(layouts) * shapes.key_value_parameters) / layouts.tp
+    largest = widest_product(model) * model.hidden / layouts.tp
+    return np.asarray(kept * (weight_bytes - per_element) - largest * shapes.recipe.tensor_bytes)
+
+
+def widest_product(model: Model) -> float:
+    """Rows of the largest product of a layer: queries, keys and values, or gate and up."""
+    return float(max(model.query_dim + 2 * model.kv_dim, (model.mlp_matrices - 1) * model.ffn_hidden))
 
 
 def adapter_sides(model: Model) -> dict[str, float]:

@@ -14,9 +14,11 @@ from meshwright.describe.workload import Training
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
-from meshwright.train.benchmark.settings import OWN, LogSettings
+from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings
 from meshwright.train.incidents import Incident
 from meshwright.train.tuning.dataset import DataSet
+
+READ_BYTES = 1 << 20  # of each end of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,8 @@ def digests(job: TrainingJob, corpus_digest: str) -> dict[str, str]:
     """
     model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
     facts = {"model": model, "workload": workload, "seed": job.seed}
-    return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
+    base = {"base": files_digest(job.start_from)} if job.start_from and job.plan.workload.adapters else {}
+    return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest(), **base}
 
 
 def differences(one: Plan, other: Plan, most: int = 5) -> list[str]:
@@ -134,6 +137,18 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def files_digest(folder: Path) -> str:
+    """A digest of a model's folder by the sizes, beginnings and ends of its files: whole files may have a hundred gigabytes."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")) or [folder / "plan.json"]:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            begin = file.read(READ_BYTES)
+            file.seek(max(size - READ_BYTES, 0))
+            digest.update(f"{path.name} {size}".encode() + begin + file.read(READ_BYTES))
+    return digest.hexdigest()[:16]
+
+
 @cache
 def code_digest() -> str:
     """A digest of the source files that decide what a step computes."""
@@ -147,7 +162,7 @@ def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogS
     """What is written to the MLPerf log before the run starts."""
     workload, layout, training = job.plan.workload, job.plan.layout, job.training
     batch = workload.global_batch
-    evaluation = workload.evaluation
+    evaluation, adapters = workload.evaluation, workload.adapters
     decay_steps = int(max(training.decay_samples - training.warmup_samples, 0) // batch)
     return LogSettings(
         model=job.plan.model,
@@ -161,7 +176,7 @@ def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogS
         train_samples=num_train_samples,
         eval_samples=evaluation.num_samples if evaluation else 0,
         target=training.target_loss,
-        max_steps=max(int(training.decay_samples // batch), job.last_step) if job.benchmark == OWN else 1_200_000,
+        max_steps=_max_steps(job),
         base_learning_rate=training.learning_rate,
         end_learning_rate=training.min_learning_rate,
         warmup_steps=int(training.warmup_samples // batch),
@@ -176,4 +191,17 @@ def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogS
         pp=layout.pp,
         cp=layout.cp,
         precision=workload.precision,
+        lora_rank=adapters.rank if adapters else 0,
+        lora_alpha=adapters.alpha if adapters else 0.0,
+        lora_dropout=adapters.dropout if adapters else 0.0,
+        lora_matrices=adapters.matrices if adapters else (),
     )
+
+
+def _max_steps(job: TrainingJob) -> int:
+    """The steps after which a run ends at the latest: of an official benchmark, those of its rules."""
+    if official := OFFICIAL.get(job.benchmark):
+        stated = official.fixed["max_steps"]
+        assert isinstance(stated, int), "steps are counted"
+        return stated
+    return max(int(job.training.decay_samples // job.plan.workload.global_batch), job.last_step)

@@ -20,7 +20,7 @@ from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import save_huggingface
-from meshwright.train.interop.peft import CONFIG, WEIGHTS, load_peft, matrix_named, named_pairs, save_peft
+from meshwright.train.interop.peft import CONFIG, WEIGHTS, load_peft, named_pairs, save_peft
 from meshwright.train.interop.trained import read_whole
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.model.transformer import Context
@@ -165,16 +165,6 @@ def test_ten_steps_are_those_of_transformers_and_peft(kind: str, folder: Path, a
     theirs = losses_of_theirs(with_peft(folder, adapter) if adapters else transformer_of(folder), 10)
     assert ours[-1] < ours[0] - 0.1
     assert np.abs(np.array(ours) / np.array(theirs) - 1).max() < 1e-5
-
-
-def test_targets_by_every_name(folder: Path) -> None:
-    model, _ = load_huggingface(folder)
-    assert matrix_named("all-linear", model) == ALL
-    assert matrix_named("model.layers.0.self_attn.q_proj", model) == matrix_named("q", model) == ("q",)
-    assert matrix_named("qkv", model) == ("q", "k", "v") and matrix_named("proj", model) == ("o",)
-    with pytest.raises(InputError, match="no linear layer of small is named 'q_prj'") as found:
-        matrix_named("q_prj", model)
-    assert "q_proj" in found.value.fix
 
 
 def test_an_adapter_of_another_base_is_refused(adapter: Path) -> None:

@@ -106,7 +106,7 @@ class HuggingFaceWeights:
             entry = self._files[path].get_slice(place.theirs)
             if tuple(entry.get_shape()) != place.shape:
                 what = f"{place.theirs} has shape {entry.get_shape()}; according to {CONFIG} it is {list(place.shape)}"
-                raise InputError(what, where=str(path))
+                raise InputError(what, where=str(path), fix=f"check that {CONFIG} belongs to the weights")
             if entry.get_dtype() not in FLOATS:
                 what = f"{place.theirs} holds {entry.get_dtype()}, which is none of {', '.join(FLOATS)}"
                 raise InputError(what, where=str(path), fix="use the checkpoint before it was quantised")

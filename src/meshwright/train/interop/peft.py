@@ -17,22 +17,19 @@ from torch import Tensor
 
 from meshwright.describe.model import Model
 from meshwright.describe.workload import ADAPTED, Adapters
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError
 from meshwright.files import read_text
 from meshwright.train.checkpoint import Piece
 from meshwright.train.interop.families import IN_LAYER
 from meshwright.train.interop.huggingface import Named
 from meshwright.train.interop.huggingface_save import appearing, in_json, write_file, write_tensors
 from meshwright.train.model.adapters import sides_of
+from meshwright.train.tuning.targets import MODULES, matrix_named
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model.model.layers"
-PARTS = [part for parts in ADAPTED.values() for part in parts]
-# Our names of matrices by PEFT's: `q` for `q_proj`.
-MODULES = {theirs.rpartition(".")[2]: ours.rpartition(".")[2] for ours, theirs in IN_LAYER.items() if ours.rpartition(".")[2] in PARTS}
 HALVES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
-ALL_LINEAR = "all-linear"
 # Settings of PEFT that change what an adapter computes, with the values that mean nothing of the kind.
 FOREIGN: Mapping[str, tuple[object, ...]] = {
     "bias": ("none",), "use_dora": (False,), "modules_to_save": (None, []), "layers_to_transform": (None, []), "rank_pattern": (None, {}),
@@ -44,20 +41,6 @@ FOREIGN: Mapping[str, tuple[object, ...]] = {
 def their_module(part: str) -> str:
     """PEFT's name of a matrix: `q_proj` for `q`."""
     return next(theirs for theirs, ours in MODULES.items() if ours == part)
-
-
-def matrix_named(name: str, model: Model) -> tuple[str, ...]:
-    """The matrices that a target on the command line or in a configuration means: `q_proj`, `q`, `qkv`, `all-linear`."""
-    every = [part for parts in ADAPTED.values() for part in parts if part != "gate" or model.gated]
-    if name == ALL_LINEAR:
-        return tuple(every)
-    last = name.rpartition(".")[2]
-    found = ADAPTED.get(last) or ((MODULES[last],) if last in MODULES else (last,) if last in every else ())
-    kept = tuple(part for part in found if part in every)
-    if not kept:
-        known = (ALL_LINEAR, *(their_module(part) for part in every), *ADAPTED)
-        raise InputError(f"no linear layer of {model.name} is named {name!r}", where="targets", fix=nearest(name, known))
-    return kept
 
 
 def named_pairs(model: Model, adapters: Adapters) -> dict[str, Named]:

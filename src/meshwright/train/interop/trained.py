@@ -15,6 +15,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
+from meshwright.plan.plan import Plan
 from meshwright.record.header import read_header
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
@@ -23,12 +24,14 @@ from meshwright.train.folders import ADAPTER, PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
 from meshwright.train.interop.peft import load_peft, merged, named_pairs, read_config
 from meshwright.train.kernels.few_bits import KINDS
+from meshwright.train.model.generate import generate
 from meshwright.train.model.transformer import Transformer, views_of
 from meshwright.train.tuning.marking import Marker
 from meshwright.train.tuning.template import FILE as TEMPLATE
 from meshwright.train.tuning.template import ChatTemplate, read_template
 
 CHECKPOINTS = "checkpoints"
+RUN = "run.json"
 WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
 
 
@@ -76,6 +79,15 @@ class Trained:
                 where="--tokens",
                 fix=f"ask for at most {max(self.context - num_tokens, 0)}, or shorten the prompt",
             )
+
+
+def answer(trained: Trained, prompt: Sequence[int], most: int = 60) -> str:
+    """What a model writes after a prompt in tokens, always the most probable token, up to the end of its turn."""
+    room = most if trained.context is None else max(min(most, trained.context - len(prompt)), 0)
+    drawn = generate(
+        trained.transformer, prompt, room, temperature=0.0, stop_tokens=trained.stop_tokens, vocab_size=trained.tokenizer.vocab_size
+    )
+    return trained.tokenizer.decode(drawn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,7 +165,15 @@ def _from_run(folder: Path, base: Path | None) -> Whole:
         what = "; ".join(skipped) or "there is none yet"
         raise InputError(f"the run has no checkpoint to use: {what}", where=str(folder / CHECKPOINTS), fix="train until one is saved")
     whole = _beside(base or base_of(folder), plan.model, adapters, weights) if adapters else weights
-    return Whole(model=plan.model, weights=whole, context=plan.workload.seq_len, source=f"{folder}, step {found.step}", notes=skipped)
+    return Whole(model=plan.model, weights=whole, context=_context(folder, plan), source=f"{folder}, step {found.step}", notes=skipped)
+
+
+def _context(folder: Path, plan: Plan) -> int | None:
+    """The longest sequence that a run's model reads: of a run that began with a Hugging Face model, as long as that one's."""
+    stated = read_header(folder).arguments.get("start_from") if (folder / RUN).is_file() else None
+    if isinstance(stated, str) and (Path(stated) / CONFIG).is_file():
+        return longest_context(Path(stated))
+    return plan.workload.seq_len
 
 
 def _from_peft(folder: Path, base: Path | None) -> Whole:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK = 64  # elements of a row with one scale
+ELEMENTS_AT_ONCE = 1 << 24  # that are made together
 LEVELS = 255  # of a block's scale
 FP8 = torch.float8_e4m3fn
 SMALLEST = 1e-30  # for a row of zeros
@@ -103,12 +104,21 @@ class Nf4Weight(FewBits):
         self.codes[rows] = codes[:, ::2] * 16 + codes[:, 1::2]
 
     def weight(self) -> Tensor:
-        """The matrix in the number format of the products."""
-        pairs = torch.stack((self.codes >> 4, self.codes & 15), dim=-1).flatten(1)[:, : self.num_columns]
-        scales = self.block_scales.float() * self.row_scales[:, None] / LEVELS
+        """The matrix in the number format of the products, made some rows at a time: the work between needs several times its memory."""
+        made = torch.empty(self.num_rows, self.num_columns, dtype=self.dtype, device=self.codes.device)
+        step = max(ELEMENTS_AT_ONCE // max(self.num_columns, 1), 1)
+        for first in range(0, self.num_rows, step):
+            rows = slice(first, first + step)
+            made[rows] = self._rows(rows)
+        return made
+
+    def _rows(self, rows: slice) -> Tensor:
+        codes = self.codes[rows]
+        pairs = torch.stack((codes >> 4, codes & 15), dim=-1).flatten(1)[:, : self.num_columns]
+        scales = self.block_scales[rows].float() * self.row_scales[rows, None] / LEVELS
         start = self.columns.start % BLOCK
         each = scales.repeat_interleave(BLOCK, dim=1)[:, start : start + self.num_columns]
-        return (self.values[pairs.int()] * each).to(self.dtype)
+        return self.values[pairs.int()] * each
 
 
 KINDS: dict[str, type[FewBits]] = {"fp8": Fp8Weight, "nf4": Nf4Weight}
