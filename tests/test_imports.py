@@ -48,6 +48,7 @@ APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator")
 ROOMS = (
     ("session",),
     ("loop", "checks", "measure", "rehearse"),
+    ("replay", "feed"),
     ("record", "saves", "meeting", "agreement"),
     ("launch",),
     ("health", "interop"),

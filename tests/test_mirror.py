@@ -18,6 +18,7 @@ OF_A_WHOLE = {
     "cli/test_json.py": "the JSON of every command, against the published schema",
     "cli/test_one_answer.py": "plan and predict, which give one answer to one question",
     "describe/test_catalogue.py": "the data in describe/catalogue: every number has its source",
+    "engines/test_on_lab.py": "jobs on a real Slurm and by real ssh, on the hosts of a lab",
     "plan/export/test_deepspeed_parser.py": "exported files, read by DeepSpeed itself",
     "plan/export/test_megatron_names.py": "exported files, against the options that Megatron's source has",
     "plan/export/test_torchtitan_parser.py": "exported files, read by torchtitan itself",

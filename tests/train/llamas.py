@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.describe.model import Model, RotaryScaling
+from meshwright.describe.model import LatentAttention, Model, RotaryScaling
 from meshwright.train.interop.huggingface import named_tensors
-from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.model.attention import Context
+from meshwright.train.model.transformer import Transformer
 
 MODEL = Model(
     name="small",
@@ -23,6 +24,16 @@ MODEL = Model(
     rotary_theta=5e5,
     rotary_scaling=RotaryScaling(factor=8.0, original_positions=64, low_turns=1.0, high_turns=4.0),
     norm_epsilon=1e-5,
+)
+QWEN3 = replace(MODEL, qk_norm=True, rotary_scaling=None, rotary_theta=1e6)
+LATENT = replace(
+    MODEL,
+    num_kv_heads=4,
+    head_dim=12,
+    latent=LatentAttention(query_rank=20, key_value_rank=16, nope_dim=8, rope_dim=6, value_dim=12),
+    rotary_scaling=RotaryScaling(
+        kind="yarn", factor=4.0, original_positions=32, low_turns=1.0, high_turns=32.0, mscale=1.0, mscale_all_dim=0.8
+    ),
 )
 TIED = replace(MODEL, tied_embeddings=True)
 
@@ -49,11 +60,19 @@ def our_logits(model, weights, tokens):
         return transformer.head.logits(transformer.hidden(tokens, Context(positions=torch.arange(tokens.shape[1]))))
 
 
+FAMILIES_OF_ATTENTION = [
+    pytest.param(MODEL, id="Llama"),
+    pytest.param(replace(MODEL, qkv_biases=True), id="Qwen2"),
+    pytest.param(replace(QWEN3, norm_epsilon=1e-6), id="Qwen3"),
+    pytest.param(replace(QWEN3, window=9, num_windowed_layers=1, windowed_layers=(1,)), id="Qwen3, window in one layer"),
+    pytest.param(replace(MODEL, rotary_scaling=None, window=7, num_windowed_layers=2), id="Mistral"),
+    pytest.param(LATENT, id="DeepSeek-V3, dense"),
+    pytest.param(replace(LATENT, latent=replace(LATENT.latent, query_rank=0, interleaved=False)), id="latent, direct queries"),
+]
 VARIANTS = [
-    pytest.param(MODEL, id="untied"),
+    *FAMILIES_OF_ATTENTION,
     pytest.param(TIED, id="tied"),
     pytest.param(replace(MODEL, rotary_scaling=None, rotary_theta=1e4), id="Llama 2"),
     pytest.param(replace(MODEL, attention_biases=True), id="attention biases"),
     pytest.param(replace(MODEL, biases=True), id="all biases"),
-    pytest.param(replace(MODEL, qkv_biases=True), id="Qwen2"),
 ]

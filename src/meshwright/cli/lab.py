@@ -31,6 +31,8 @@ def up(
     rail: Annotated[str, typer.Option(metavar="RATE", help="Rate of the link of a host, each way.")] = "2gbit",
     uplink: Annotated[str, typer.Option(metavar="RATE", help="Rate of the link between a rack and the spine, each way.")] = "100mbit",
     planes: Annotated[int, typer.Option(metavar="N", min=1, max=8, help="Planes of the network, which share the rates evenly.")] = 1,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Run a Slurm whose nodes are the hosts.")] = False,
+    ssh: Annotated[bool, typer.Option("--ssh", help="Run an ssh server on each host.")] = False,
     name: LabName = "lab",
     out: Annotated[
         Path | None,
@@ -46,7 +48,7 @@ def up(
 
       meshwright lab up --racks 2 --hosts 2 --rail 2gbit --uplink 100mbit
 
-      meshwright lab up --planes 4 --uplink 200mbit --name planes
+      meshwright lab up --planes 4 --uplink 200mbit --slurm --ssh --name planes
     """
     from meshwright.cli.show import show
     from meshwright.lab import state
@@ -62,6 +64,8 @@ def up(
         rail_bits_per_s=rate_of(rail, "--rail"),
         uplink_bits_per_s=rate_of(uplink, "--uplink"),
         num_planes=planes,
+        has_slurm=slurm,
+        has_ssh=ssh,
     )
     made = state.up(wanted)
     path = write_description(wanted, out or state.description_path(name))
@@ -134,6 +138,58 @@ def link(
     bits_per_s = None if rate is None else rate_of(rate, "--rate")
     changed = state.change_link(state.read_state(name), which, plane=plane, bits_per_s=bits_per_s, is_up=is_up)
     show(lab_document(changed, state.description_path(name)), as_json=as_json)
+
+
+def host(
+    which: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host: r0h1.", show_default=False)],
+    is_up: Annotated[bool, typer.Option("--up/--down", help="Switch the host on, or off without a warning.", show_default=False)],
+    name: LabName = "lab",
+    as_json: AsJson = False,
+) -> None:
+    """Switch a host of a lab with Slurm or ssh off, as a power failure would, or on again.
+
+    Examples:
+
+      meshwright lab host r1h0 --down
+
+      meshwright lab host r1h0 --up
+    """
+    from meshwright.cli.show import show
+    from meshwright.lab import nodes, state, system
+    from meshwright.lab.report import lab_document
+
+    system.check_able()
+    made = state.read_state(name)
+    chosen = nodes.check_host(made.lab, which)
+    if is_up:
+        nodes.start_host(made.lab, nodes.folder_of(name, state.FOLDER), chosen)
+    else:
+        nodes.stop_host(made.lab, chosen)
+    show(lab_document(made, state.description_path(name)), as_json=as_json)
+
+
+def login(context: typer.Context, name: LabName = "lab") -> None:
+    """Run a command on the login host of a lab with Slurm or ssh: from there jobs are submitted. Without a command: a shell.
+
+    Examples:
+
+      meshwright lab login sinfo
+
+      meshwright lab login meshwright launch plan.json --on slurm --site /run/meshwright/services-lab/site.toml --follow
+    """
+    import os
+
+    from meshwright.errors import InputError
+    from meshwright.lab import nodes, state, system
+
+    system.check_able()
+    made = state.read_state(name).lab
+    if not made.has_login:
+        raise InputError(f"lab {name!r} has no login host", where="meshwright lab login", fix="make a lab with --slurm or --ssh")
+    words = context.args[1:] if context.args[:1] == ["--"] else context.args
+    folder = nodes.folder_of(name, state.FOLDER)
+    command = nodes.login_command(made, folder, tuple(words) or (os.environ.get("SHELL", "/bin/sh"),))
+    os.execvpe(command[0], command, nodes.environment(made, folder, os.environ))
 
 
 def run(
@@ -253,6 +309,7 @@ def _num_cores() -> int:
     return num_cores()
 
 
-for command in (up, status, link, down, mapping):
+for command in (up, status, link, host, down, mapping):
     add(lab, command)
-add(lab, run, PASS_ON)
+for passing in (run, login):
+    add(lab, passing, PASS_ON)

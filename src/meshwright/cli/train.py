@@ -39,6 +39,20 @@ def train(
         bool,
         typer.Option("--keep-going", help="After a crash or a hang, start the ranks again from the newest checkpoint, if that may help."),
     ] = False,
+    skip_batches: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Batches to skip in 1,000 steps whose loss is NaN or far too high twice; then the run stops."
+        ),
+    ] = 3,
+    spike_deviations: Annotated[
+        float,
+        typer.Option(metavar="K", min=0.0, help="Standard deviations above the last losses from which a loss is too high; 0: never."),
+    ] = 20.0,
+    bad_nodes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="List that suspect nodes are added to; default: bad-nodes.json in --runs.", show_default=False),
+    ] = None,
     corpus: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Corpus to train on, instead of the workload's.", show_default=False)
     ] = None,

@@ -126,7 +126,7 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
             silent_s=silent_s(job.folder, failure.noticed_s),
             step_times_s={record.step: record.step_s for record in run.records},
         )
-        why = incidents.refusal(incident) or _unsound(run)
+        why = incidents.refusal(incident)
         if why:
             record_surrender(job.folder, incident, why, incidents.tried())
             print(f"meshwright: not started again: {why}\n  tried: {incidents.tried()}", file=sys.stderr)
@@ -140,15 +140,6 @@ def _what_broke(run: Run, failure: Failure) -> str:
     """What broke, in one line: of a hang, the watchdog's diagnosis."""
     stalls = [event for event in run.events if event.kind == "stall"] if failure.reason == "hang" else []
     return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message
-
-
-def _unsound(run: Run) -> str:
-    """Why the newest checkpoint may be damaged; empty if nothing suggests it."""
-    last = run.events[-1] if run.events else None
-    kinds = [event for event in run.events if event.kind in ("damage", "resumed")]
-    if last is None or not kinds or kinds[-1].kind != "damage" or kinds[-1].detail.get("what") != "state":
-        return ""
-    return "the states of replicas differ, and the newest checkpoint may hold the wrong one"
 
 
 def settled(wishes: Wishes) -> Wishes:
@@ -332,6 +323,9 @@ def job_of(wishes: Wishes) -> TrainingJob:
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
         trace_from=wishes.trace_from,
+        skip_batches=wishes.skip_batches,
+        spike_deviations=wishes.spike_deviations,
+        bad_nodes=wishes.bad_nodes,
     )
     return with_budget(job, wishes.budget, wishes.price)
 

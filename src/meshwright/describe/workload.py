@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
+from meshwright.describe.router import Balance
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError, nearest
 
@@ -185,6 +186,7 @@ class Training:
     target_loss: float = 0.0  # validation loss that ends the run; 0: none
     most_samples: float = 0.0  # the run ends here, even without the target; 0: at the end of the workload
     corpus: str = ""  # what to train on: a folder, or the name of a corpus in the package
+    balance: Balance = field(default_factory=Balance)  # of experts
 
     def rate(self, samples: float) -> float:
         """Learning rate of the step that begins after `samples`."""

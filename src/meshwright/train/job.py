@@ -52,6 +52,9 @@ class TrainingJob:
     budget: Budget | None = None  # what the run may cost
     trace_from: int = 0  # the first of a few steps that are profiled; 0: none
     after: Incident | None = None  # the fault after which the run goes on by itself
+    skip_batches: int = 3  # most batches to leave out in 1,000 steps, because their loss is not finite or far too high
+    spike_deviations: float = 20.0  # a loss so many standard deviations above the last ones is not applied; 0: any finite one is
+    bad_nodes: Path | None = None  # the list for nodes whose hardware is suspect; None: bad-nodes.json beside the run
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property

@@ -33,7 +33,7 @@ from meshwright.train.interop.peft import load_peft
 from meshwright.train.interop.trained import weights_in
 from meshwright.train.job import TrainingJob, digests, log_settings
 from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
-from meshwright.train.loop import NotFinite, Parts, Progress, train
+from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.material import Material
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
@@ -43,6 +43,7 @@ from meshwright.train.record.logbook import Logbook, machine_words, progress_str
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.tracer import Tracer
+from meshwright.train.replay import Unsound
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
@@ -95,7 +96,9 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     try:
         model = job.plan.model
         ends_meet = layout.vp > 1 or model.tied_embeddings
-        mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
+        mesh = make_mesh(
+            layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
+        )
         recorder.groups = mesh.made
         with _locked(job, place):
             _train(job, mesh, watch, stop, place, begun_s, recorder)
@@ -203,7 +206,7 @@ def _recorded(job: TrainingJob, place: Place, recorder: Recorder) -> Iterator[No
     except BaseException as error:
         if not isinstance(error, MeshwrightError):
             recorder.write_after_error()
-        is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
+        is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, Unsound) and place.rank > 0)  # all ranks raise that one
         if recorder.is_open.is_set() and not place.has_parent and not is_reported:
             is_cause, message = explain_failure(error, place.rank)
             if not is_cause:

@@ -11,7 +11,8 @@ from llamas import MODEL, TIED, VARIANTS, filled, our_logits, weights_of
 from safetensors.torch import load_file, save_file
 
 from meshwright.errors import InputError
-from meshwright.train.interop.huggingface import INDEX, WEIGHTS, load_huggingface, longest_context, their_name
+from meshwright.train.interop.families import their_name
+from meshwright.train.interop.huggingface import INDEX, WEIGHTS, load_huggingface, longest_context
 from meshwright.train.interop.huggingface_save import save_huggingface
 
 

@@ -7,8 +7,9 @@ import torch
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.errors import InputError
+from meshwright.train.model.attention import Context, attend
 from meshwright.train.model.generate import Cache, generate, next_logits, sample
-from meshwright.train.model.transformer import Context, Transformer, attend
+from meshwright.train.model.transformer import Transformer
 
 LLAMA = Model(
     name="small",

@@ -21,11 +21,10 @@ CPU = "cpu"
 Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
 FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
-    "experts": lambda asked: asked.model.experts is not None,
-    "latent attention": lambda asked: asked.model.latent is not None,
-    "attention windows": lambda asked: bool(asked.model.window),
-    "attention sinks": lambda asked: asked.model.attention_sinks,
-    "norms of queries and keys": lambda asked: asked.model.qk_norm,
+    "experts that have no gates": lambda asked: asked.model.experts is not None and not asked.model.gated,
+    "biases of latent attention": lambda asked: asked.model.latent is not None and _has_attention_biases(asked.model),
+    "norms of the heads of latent attention": lambda asked: asked.model.latent is not None and asked.model.qk_norm,
+    "latent attention and learned positions": lambda asked: asked.model.latent is not None and asked.model.num_positions > 0,
     "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
 }
 SIDES: Mapping[str, Sides] = {
@@ -40,6 +39,10 @@ SIDES: Mapping[str, Sides] = {
 
 def _key_copies(model: Model, rows: Layouts) -> NDArray[np.int64]:
     return np.ones_like(rows.tp) if model.latent else np.maximum(rows.tp // model.num_kv_heads, 1)
+
+
+def _has_attention_biases(model: Model) -> bool:
+    return model.biases or model.attention_biases or model.qkv_biases
 
 
 def _is_fp8(asked: Asked) -> bool:
@@ -57,6 +60,11 @@ def _is_elsewhere(asked: Asked) -> bool:
     return chip.vendor != "NVIDIA" and chip.architecture != CPU
 
 
+def _moves_no_bias(asked: Asked) -> bool:
+    training, experts = asked.workload.training, asked.model.experts
+    return training is not None and training.balance.bias_rate > 0 and experts is not None and not experts.router.has_selection_bias
+
+
 MESHWRIGHT = Stack(
     name="meshwright",
     title="the trainer",
@@ -67,11 +75,25 @@ MESHWRIGHT = Stack(
             JobRule(
                 what=f"cannot run {{asked.model.name}} with {what}",
                 where="model",
-                fix="train a dense Llama or GPT-3 model",
+                fix="leave it out of the model, or train another model",
                 source="train/model, train/parallel",
                 forbids=forbids,
             )
             for what, forbids in FOREIGN.items()
+        ),
+        JobRule(
+            what="cannot run the experts of {asked.model.name} in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16",
+            source="train/kernels/grouped.py",
+            forbids=lambda asked: asked.model.experts is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="cannot move selection biases of {asked.model.name}, whose router has none",
+            where="workload.training.balance.bias_rate",
+            fix="leave bias_rate out, or set has_selection_bias = true in the model's [experts.router]",
+            source="train/parallel/balance.py",
+            forbids=_moves_no_bias,
         ),
         JobRule(
             what="does not run in {asked.workload.precision!r}",
@@ -86,6 +108,15 @@ MESHWRIGHT = Stack(
             fix="choose bf16; adapters.base = fp8 keeps the frozen base in fp8",
             source="train/model/adapters.py",
             forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="has no adapters for {asked.model.name}, which has experts or latent attention",
+            where="workload.adapters",
+            fix="adapt a dense model with queries, keys and values, or train all weights",
+            source="train/model/adapters.py",
+            forbids=lambda asked: (
+                asked.workload.adapters is not None and (asked.model.experts is not None or asked.model.latent is not None)
+            ),
         ),
         JobRule(
             what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",

@@ -1,7 +1,7 @@
-"""Hugging Face checkpoints of the Llama family: any piece of any tensor is read from safetensors, and nothing is unpickled.
+"""Hugging Face checkpoints: any piece of any tensor is read from safetensors, and nothing is unpickled.
 
-The values are used unchanged: transformers also stores matrices as [out, in] and rotates dimension `i` of a head with `i + D/2`. Only the
-names differ. `huggingface_save` writes such folders.
+The values are used unchanged: transformers also stores matrices as [out, in] and rotates the same pairs of dimensions. Only the names
+differ (`families`). `huggingface_save` writes such folders.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from meshwright.describe.config_json import CONFIG, load_config
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.files import read_text
+from meshwright.train.interop.families import ENDS, family_of, their_name
 from meshwright.train.model.transformer import Transformer
 
 WEIGHTS = "model.safetensors"
@@ -28,19 +29,6 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
 ROWS_AT_ONCE = 4096  # rows that are compared at a time, for two embeddings that must be equal
 ROTARY_BUFFER = ".self_attn.rotary_emb.inv_freq"  # in old files; it follows from config.json, and transformers ignores it too
-
-ENDS = {"embed.weight": "model.embed_tokens.weight", "head.norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
-IN_LAYER = {
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.o": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,41 +39,12 @@ class Named:
     shape: tuple[int, ...]
 
 
-def their_name(name: str) -> str:
-    """Hugging Face's name of our tensor: `model.layers.7.mlp.up_proj.weight` for `layers.7.mlp.up.weight`."""
-    if name in ENDS:
-        return ENDS[name]
-    _, number, rest = name.split(".", 2)
-    module, _, kind = rest.rpartition(".")
-    return f"model.layers.{number}.{IN_LAYER[module]}.{kind}"
-
-
 def named_tensors(model: Model) -> dict[str, Named]:
-    """Every tensor of the model by our name, a tied head once; an error for a model that Llama's files cannot contain."""
-    check_llama(model)
+    """Every tensor of the model by our name, a tied head once; an error for a model that no family's files can contain."""
+    family_of(model)
     with torch.device("meta"):
         tensors = dict(Transformer(model).named_tensors())
     return {name: Named(theirs=their_name(name), shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
-
-
-def check_llama(model: Model) -> None:
-    """Raise an error unless the model consists of Llama's blocks."""
-    foreign = {
-        "a mixture of experts": model.experts is not None,
-        "latent attention": model.latent is not None,
-        "norms on queries and keys": model.qk_norm,
-        "attention sinks": model.attention_sinks,
-        "windowed attention": model.num_windowed_layers > 0,
-        "multi-token-prediction layers": model.num_prediction_layers > 0,
-        "learned positions": model.num_positions > 0,
-        "LayerNorm": model.layer_norm,
-        "an MLP without a gate": not model.gated,
-    }
-    for what, is_so in foreign.items():
-        if is_so:
-            raise InputError(
-                f"{model.name} has {what}, which a Llama checkpoint cannot hold", where=f"model {model.name}", fix="use a Llama model"
-            )
 
 
 def load_huggingface(folder: str | Path) -> tuple[Model, HuggingFaceWeights]:

@@ -21,6 +21,7 @@ from meshwright.errors import InputError
 from meshwright.train.checkpoint.durable import CheckpointError, explained, new_file, remove_folder, sync_folder, write_all
 from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer, tokenizer_config
 from meshwright.train.folders import check_new_folder
+from meshwright.train.interop.families import config_of_shapes
 from meshwright.train.interop.huggingface import INDEX, WEIGHTS, Named, named_tensors
 
 SHARD_BYTES = 5_000_000_000  # as in transformers
@@ -60,34 +61,7 @@ def _tokenizer_files(tokenizer: Tokenizer, context: int) -> dict[str, bytes]:
 
 def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The config.json of a model, in a form that transformers 4 and 5 both read."""
-    family, architecture = ("qwen2", "Qwen2ForCausalLM") if model.qkv_biases else ("llama", "LlamaForCausalLM")
-    scaling = model.rotary_scaling
-    return {
-        "architectures": [architecture],
-        "model_type": family,
-        "num_hidden_layers": model.num_layers,
-        "hidden_size": model.hidden,
-        "intermediate_size": model.ffn_hidden,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "hidden_act": "silu",
-        "attention_bias": model.attention_biases or model.biases,
-        "mlp_bias": model.biases,
-        "tie_word_embeddings": model.tied_embeddings,
-        "max_position_embeddings": context,
-        "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rotary_theta,
-        "rope_scaling": None
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "original_max_position_embeddings": scaling.original_positions,
-            "low_freq_factor": scaling.low_turns,
-            "high_freq_factor": scaling.high_turns,
-        },
+    return config_of_shapes(model, context=context) | {
         "bos_token_id": None,  # transformers would use 1 and 2, which have no meaning here
         "eos_token_id": None if tokenizer is None else tokenizer.end_of_document,
         "torch_dtype": str(dtype).removeprefix("torch."),

@@ -20,7 +20,8 @@ from meshwright.describe.workload import ADAPTED, Adapters
 from meshwright.errors import InputError
 from meshwright.files import read_text
 from meshwright.train.checkpoint import Piece
-from meshwright.train.interop.huggingface import IN_LAYER, Named
+from meshwright.train.interop.families import IN_LAYER
+from meshwright.train.interop.huggingface import Named
 from meshwright.train.interop.huggingface_save import appearing, in_json, write_file, write_tensors
 from meshwright.train.model.adapters import sides_of
 from meshwright.train.tuning.targets import MODULES, matrix_named

@@ -25,7 +25,7 @@ from meshwright.train.interop.huggingface import load_huggingface, longest_conte
 from meshwright.train.interop.peft import load_peft, merged, named_pairs, read_config
 from meshwright.train.kernels.few_bits import KINDS
 from meshwright.train.model.generate import generate
-from meshwright.train.model.transformer import Transformer, tensors_in
+from meshwright.train.model.transformer import Transformer, views_of
 from meshwright.train.tuning.marking import Marker
 from meshwright.train.tuning.template import FILE as TEMPLATE
 from meshwright.train.tuning.template import ChatTemplate, read_template
@@ -276,11 +276,15 @@ def _bare(model: Model) -> Transformer:
 def _assembled(model: Model, weights: Mapping[str, Tensor], device: torch.device) -> Transformer:
     """The transformer over these weights."""
     transformer = _bare(model)
-    for name, _ in list(transformer.named_parameters()):
+    for name, bare in list(transformer.named_parameters()):
         module, _, kind = name.rpartition(".")
-        held = [weights[tensor].to(device, _dtype(device)) for tensor, _ in tensors_in(name, model)]
-        value = nn.Parameter(torch.cat(held) if len(held) > 1 else held[0], requires_grad=False)
-        setattr(transformer.get_submodule(module), kind, value)
+        value = torch.empty(bare.shape, dtype=_dtype(device), device=device)
+        for tensor, view in views_of(name, value, model):
+            view.copy_(weights[tensor])
+        setattr(transformer.get_submodule(module), kind, nn.Parameter(value, requires_grad=False))
+    for name, _ in list(transformer.named_buffers()):
+        module, _, kind = name.rpartition(".")
+        setattr(transformer.get_submodule(module), kind, weights[name].to(device, torch.float32))
     if model.tied_embeddings:
         assert transformer.head is not None and transformer.embed is not None, "a model without stages has both ends"
         transformer.head.weight = transformer.embed.weight

@@ -21,7 +21,9 @@ from meshwright.train.kernels.few_bits import FewBits
 from meshwright.train.kernels.few_bits import product as product_in_few_bits
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
-from meshwright.train.model.transformer import Block, Context, Rotation, Transformer, tensors_in
+from meshwright.train.model.attention import Context
+from meshwright.train.model.rotary import Rotation
+from meshwright.train.model.transformer import Block, Transformer, tensors_in
 
 SIGN = 2**63
 GOLDEN, FIRST, SECOND = (value - 2 * SIGN for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # as signed numbers

@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.errors import InputError
+from meshwright.train.kernels.banded import Band, banded
+from meshwright.train.kernels.sinks import with_sinks
+from meshwright.train.model.attention import Context, Reach
 from meshwright.train.model.sampling import check_sampling
-from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.model.transformer import Transformer
 
 
 def generate(
@@ -65,14 +68,19 @@ class Cache:
         self.length = 0
         self._held: Tensor | None = None  # [2, B, capacity, N, D]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context, reach: Reach) -> Tensor:
         """Attention of the newest tokens to all so far; [B, T, N, D]."""
         if self._held is None:
             self._held = key.new_empty(2, key.shape[0], self.capacity, *key.shape[2:])
         num_old, self.length = self.length, self.length + key.shape[1]
         self._held[0, :, num_old : self.length] = key
         self._held[1, :, num_old : self.length] = value
-        q, k, v = (x.transpose(1, 2) for x in (query, self._held[0, :, : self.length], self._held[1, :, : self.length]))
+        keys, values = self._held[:, :, : self.length]
+        window = reach.within(self.length)
+        if window or reach.sinks is not None:
+            out, log_sums = banded(query, keys, values, Band(window or self.length, shift=num_old))
+            return out if reach.sinks is None else with_sinks(out, log_sums, reach.sinks)[0]
+        q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
         # The first call has the whole prompt. Later calls have one token, which may attend to all earlier ones.
         out = F.scaled_dot_product_attention(q, k, v, is_causal=num_old == 0 and q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2)

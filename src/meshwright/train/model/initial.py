@@ -13,6 +13,8 @@ from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 
 STD = 0.02
+ZEROS = ("bias", "sinks")  # tensors that begin with zeros; weights of norms begin with ones
+WRITERS = ("attention.o.weight", "mlp.down.weight", "mlp.experts.down.weight", "mlp.shared.down.weight")  # into the residual
 
 
 def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
@@ -37,11 +39,13 @@ def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
 
 def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     """The whole tensor `name` at the start, in fp32."""
+    if name.endswith(ZEROS):
+        return torch.zeros(shape, device=device)
     if len(shape) == 1:
-        return torch.zeros(shape, device=device) if name.endswith("bias") else torch.ones(shape, device=device)
+        return torch.ones(shape, device=device)
     if name.endswith((".lora_a", ".lora_b")):
         return draw_adapter(name, shape, seed, device)
-    std = STD / math.sqrt(2 * model.num_layers) if name.endswith(("attention.o.weight", "mlp.down.weight")) else STD
+    std = STD / math.sqrt(2 * model.num_layers) if name.endswith(WRITERS) else STD
     return torch.normal(0.0, std, shape, generator=_generator(seed, name, device), device=device)
 
 
@@ -59,7 +63,9 @@ def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
 
 def fill_piece(piece: Piece) -> None:
     """Fill a piece as a model begins, without drawing the whole tensor: matrices normal, norms one; the same layout gives other weights."""
-    if len(piece.shape) > 1:
+    if piece.name.endswith(ZEROS):
+        piece.tensor.zero_()
+    elif len(piece.shape) > 1:
         piece.tensor.normal_(0.0, STD)
     else:
-        piece.tensor.fill_(0.0 if piece.name.endswith("bias") else 1.0)
+        piece.tensor.fill_(1.0)

@@ -21,8 +21,10 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
+from meshwright.train.kernels.grouped import GroupedLinear
 from meshwright.train.kernels.linear import Linear, PutOff
-from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.model.attention import Context
+from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.mesh import Mesh
 
 KINDS = ("forward", "backward", "weight gradients")
@@ -149,15 +151,19 @@ class Stage:
         self.mesh, self.chunks, self.shape, self.dtype = mesh, chunks, shape, dtype
         self.index, self.num_stages = mesh.pp.index, layout.pp
         # Without a pipeline, postponing gradients gains nothing.
-        name = layout.schedule if layout.pp > 1 else "interleaved"
-        schedule = schedule_named(name, layout.pp, layout.vp, num_micro_batches)
-        self.operations, self.num_coming = operations(schedule, self.index)
+        self.schedule_name = layout.schedule if layout.pp > 1 else "interleaved"
+        self.set_num_micro_batches(num_micro_batches)
         self.put_off = [PutOff() for _ in chunks]
-        if name == "zero-bubble":
+        if self.schedule_name == "zero-bubble":
             for chunk, put_off in zip(chunks, self.put_off, strict=True):
                 for module in chunk.modules():
-                    if isinstance(module, Linear):
+                    if isinstance(module, Linear | GroupedLinear):
                         module.put_off = put_off
+
+    def set_num_micro_batches(self, number: int) -> None:
+        """Set how many micro-batches a step of this replica has; all stages of the replica must do this between the same steps."""
+        schedule = schedule_named(self.schedule_name, self.num_stages, self.mesh.layout.vp, number)
+        self.operations, self.num_coming = operations(schedule, self.index)
 
     def is_first(self, chunk: int) -> bool:
         """Whether a chunk of this stage holds the embedding."""

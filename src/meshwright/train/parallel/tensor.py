@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
-from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer, tensors_in
+from meshwright.train.model.attention import Attention, GroupedAttention, LatentAttention
+from meshwright.train.model.experts import is_routed
+from meshwright.train.model.transformer import MLP, Embedding, Head, Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
 SEQUENCE = 1  # of hidden states [B, T, H]
@@ -29,12 +31,15 @@ CUTS = {
     "embed.weight": 0,
     "head.weight": 0,
     **{f"attention.{name}.{kind}": 0 for name in ("qkv", "q", "k", "v") for kind in ("weight", "bias")},
+    **{f"attention.{name}": 0 for name in ("q_up.weight", "kv_up.weight", "sinks")},
     "attention.o.weight": 1,
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
     # Of a pair of low-rank matrices, the one on the side that the weight is split along.
     **{f".{name}.lora_b": 0 for name in ("q", "k", "v", "gate", "up")},
     **{f".{name}.lora_a": 1 for name in ("o", "down")},
+    **{f"mlp.shared.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
+    "mlp.shared.down.weight": 1,
 }
 TABLES = ("embed.weight", "head.weight")
 # Where ranks outnumber key-value heads.
@@ -72,8 +77,12 @@ def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None
             parameter.data = parameter.data.new_empty(shape)
     for module in chunk.modules():
         if isinstance(module, Attention):
+            for layer in module.gathering():
+                layer.multiply = GatheredProduct(axis, keeps=keeps_inputs)
+        if isinstance(module, GroupedAttention):
             module.heads_per_key //= key_copies
-            module.qkv.multiply = GatheredProduct(axis, keeps=keeps_inputs)
+        elif isinstance(module, LatentAttention):
+            module.enter = gathering(axis)
         elif isinstance(module, MLP):
             module.into.multiply = GatheredProduct(axis, keeps=keeps_inputs)
         if isinstance(module, Attention | MLP):
@@ -241,8 +250,9 @@ def is_partial(name: str) -> bool:
     """Whether each tensor-parallel rank has only its part of the gradient of a parameter that is whole on all of them.
 
     Norms and biases between blocks see a part of the sequence; the whole half of a low-rank pair sees a part of the matrix beside it.
+    Gradients of routed experts are added up over all ranks that hold the same of them, which tensor-parallel ranks are among.
     """
-    return cut_dim(name) is None
+    return cut_dim(name) is None and not is_routed(name)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:

@@ -22,10 +22,12 @@ from meshwright.ledger import Budget, amount
 from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
+from meshwright.train.health.idle_experts import DeadExperts
 from meshwright.train.health.spikes import Peak, Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.incidents import Incident
 from meshwright.train.job import TrainingJob
+from meshwright.train.parallel.balance import Routing
 from meshwright.train.record import measured
 from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
@@ -38,6 +40,7 @@ from meshwright.units import per_cent, seconds
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
 PLAIN_S = 10.0  # between two lines where there is no terminal
 RECENT = 20  # steps over which the step time is averaged
+MOST_LOADS = 1024  # loads of experts that are recorded per step, on average
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of the kernel's number for resident memory
 
 
@@ -71,6 +74,7 @@ class Step:
     rate: float  # learning rate
     exchange: measured.Exchange
     ended_s: float = math.nan  # by the monotonic clock
+    routing: tuple[Routing, ...] = ()  # of layers with experts
 
 
 class Logbook:
@@ -138,7 +142,9 @@ class Logbook:
                 "recording_s": self.recording_s,
                 "peak_memory_bytes": peak_memory_bytes(),
                 **({} if drawn_j is None else {"energy_j": drawn_j}),
+                **of_routing(done.routing),
             },
+            expert_loads=loads_over_mean(done.routing) if keeps_loads(done.step, done.routing) else (),
         )
 
     def evaluation_start(self, progress: Counts) -> None:
@@ -183,14 +189,28 @@ class Logbook:
         if self.live:
             self.live.say(message)
 
+    def replay(self, before: Counts, outcome: str, reason: str, ranks: Sequence[int], lost_s: float, message: str, **more: Any) -> None:
+        """Record that a step was done again: `sound` the second time, the `same` again, or its samples `skipped`."""
+        detail = {"outcome": outcome, "reason": reason, "ranks": list(ranks), "lost_s": lost_s, **self._usd(lost_s), **more}
+        self.event("replay", before, **detail, message=message)
+        self.say(message)
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        if self.live:
+            self.live.say(text)
+
+    def _usd(self, cost_s: float) -> dict[str, str]:
+        """What so many seconds of all ranks cost, if the price is known."""
+        rate = self.job.rate
+        return {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
+
     def _incident(self, done: Step, incident: Incident) -> None:
         """Record that the run goes on after a fault, and what the fault cost until the end of this step."""
         num_lost, lost_s = incident.lost(self._begun_step)
         down_s = done.ended_s - done.step_s - incident.noticed_s
         action = f"restarted from step {self._begun_step}"
         cost_s = incident.silent_s + down_s + lost_s
-        rate = self.job.rate
-        usd = {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
         words = f"{incident.message}; {action}, {num_lost} steps are done again, {seconds(cost_s)} lost"
         detail: dict[str, Any] = {
             "number": incident.number,
@@ -204,7 +224,7 @@ class Logbook:
             "noticed_after_s": incident.silent_s,
             "down_s": down_s,
             "lost_s": lost_s,
-            **usd,
+            **self._usd(cost_s),
         }
         self.event("incident", done, **detail, message=words)
         if self.live:
@@ -213,6 +233,12 @@ class Logbook:
     def peak(self, progress: Counts, found: Peak) -> None:
         """Record that one gradient of the current step is far larger than usual."""
         self.event("gradient_peak", progress, rank=found.rank, size=found.size, usual_size=found.usual, message=str(found))
+        if self.live:
+            self.live.say(str(found))
+
+    def dead_experts(self, progress: Counts, found: DeadExperts) -> None:
+        """Record that experts have had no token for many steps."""
+        self.event("dead_experts", progress, layer=found.layer, experts=list(found.experts), message=str(found))
         if self.live:
             self.live.say(str(found))
 
@@ -277,6 +303,32 @@ def of_step(everyones: NDArray[np.float64], layout: Layout, step_s: float) -> di
     parts_s = measured.of_busiest_stage(everyones, layout)
     total_s = sum(parts_s.values())
     return {part: value * step_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
+
+
+def of_routing(routing: Sequence[Routing]) -> dict[str, float]:
+    """What the routers of a step did, in a few numbers: means over layers, the busiest expert of all, visits that were dropped."""
+    if not routing:
+        return {}
+    count = len(routing)
+    return {
+        "expert_peak": max(one.peak for one in routing),
+        "expert_peak_mean": sum(one.peak for one in routing) / count,
+        "balance_loss": sum(one.auxiliary for one in routing) / count,
+        "router_z": sum(one.z for one in routing) / count,
+        "router_entropy": sum(one.entropy for one in routing) / count,
+        "router_bias_norm": sum(one.bias_norm for one in routing) / count,
+        "num_dropped_visits": sum(one.num_dropped for one in routing),
+    }
+
+
+def keeps_loads(step: int, routing: Sequence[Routing]) -> bool:
+    """Whether the loads of all experts are recorded with this step: with every step, or with fewer where there are many experts."""
+    return bool(routing) and (step - 1) % -(-sum(len(one.loads) for one in routing) // MOST_LOADS) == 0
+
+
+def loads_over_mean(routing: Sequence[Routing]) -> tuple[tuple[float, ...], ...]:
+    """The load of every expert over the mean, in hundredths, by layer."""
+    return tuple(tuple(round(load * len(one.loads) / max(sum(one.loads), 1), 2) for load in one.loads) for one in routing)
 
 
 def progress_stream(job: TrainingJob) -> TextIO:
