@@ -36,6 +36,8 @@ OF_A_WHOLE = {
     "test_mirror.py": "the tests themselves",
     "test_tutorial.py": "the commands of the tutorial, from the top",
     "train/checkpoint/test_crash.py": "checkpoints of processes that are killed at any moment",
+    "train/test_adapters_parity.py": "adapters: the same loss for every layout, against one process",
+    "train/test_tuning_parity.py": "samples of conversations: the same loss packed or not, and for every division of a batch",
     "train/test_end_to_end.py": "whole training runs, as a user starts them",
     "train/test_expert_parity.py": "the same loss and loads for every layout of a mixture of experts, against the serial definition",
     "train/test_overlap.py": "communication that runs beside compute, on real ranks",

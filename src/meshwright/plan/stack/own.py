@@ -118,11 +118,13 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
         ),
         JobRule(
-            what="adapts dense models, and {asked.model.name} has experts",
+            what="has no adapters for {asked.model.name}, which has experts or latent attention",
             where="workload.adapters",
-            fix="choose a dense model, or leave the adapters out",
+            fix="adapt a dense model with queries, keys and values, or train all weights",
             source="train/model/adapters.py",
-            forbids=lambda asked: asked.workload.adapters is not None and asked.model.experts is not None,
+            forbids=lambda asked: (
+                asked.workload.adapters is not None and (asked.model.experts is not None or asked.model.latent is not None)
+            ),
         ),
         JobRule(
             what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",

@@ -13,6 +13,9 @@ MODULES = {f"{name}_proj": name for names in ADAPTED.values() for name in names}
 
 def matrix_named(name: str, model: Model) -> tuple[str, ...]:
     """The matrices that a target on the command line or in a configuration means: `q_proj`, `q`, `qkv`, `all-linear`."""
+    if model.experts is not None or model.latent is not None:
+        what = f"{model.name} has experts or latent attention, which have no adapters here"
+        raise InputError(what, where="targets", fix="tune all weights: --full")
     every = [part for parts in ADAPTED.values() for part in parts if part != "gate" or model.gated]
     if name == ALL_LINEAR:
         return tuple(every)
