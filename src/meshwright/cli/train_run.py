@@ -310,6 +310,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
         trace_from=wishes.trace_from,
         skip_batches=wishes.skip_batches,
         spike_deviations=wishes.spike_deviations,
+        rebalances=wishes.rebalance,
         bad_nodes=wishes.bad_nodes,
     )
     return with_budget(job, wishes.budget, wishes.price)

@@ -49,6 +49,7 @@ class TrainingJob:
     after: Incident | None = None  # the fault after which the run goes on by itself
     skip_batches: int = 3  # most batches to leave out in 1,000 steps, because their loss is not finite or far too high
     spike_deviations: float = 20.0  # a loss so many standard deviations above the last ones is not applied; 0: any finite one is
+    rebalances: bool = False  # whether slow replicas get fewer micro-batches
     bad_nodes: Path | None = None  # the list for nodes whose hardware is suspect; None: bad-nodes.json beside the run
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
