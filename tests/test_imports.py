@@ -31,7 +31,7 @@ ARROW = (
     ("predict.inputs",),
     ("job",),
     ("predict.profile_choice", "predict.recompute"),
-    ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality"),
+    ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality", "predict.mechanisms"),
     ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),
     ("layout",),

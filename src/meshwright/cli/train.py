@@ -52,6 +52,10 @@ def train(
         float,
         typer.Option(metavar="K", min=0.0, help="Standard deviations above the last losses from which a loss is too high; 0: never."),
     ] = 20.0,
+    rebalance: Annotated[
+        bool,
+        typer.Option("--rebalance", help="Give replicas with a slow rank fewer micro-batches; the batch stays the same."),
+    ] = False,
     bad_nodes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="List that suspect nodes are added to; default: bad-nodes.json in --runs.", show_default=False),

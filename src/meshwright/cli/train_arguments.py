@@ -27,6 +27,7 @@ KEPT: dict[str, tuple[type, ...]] = {
     "ranks_per_gpu": (int,),
     "skip_batches": (int,),
     "spike_deviations": (int, float),
+    "rebalance": (bool,),
     "bad_nodes": (str, type(None)),
 }
 PATHS = ("corpus", "start_from", "bad_nodes")
@@ -67,6 +68,7 @@ class Wishes:
     secret: Path | None = None
     skip_batches: int = 3
     spike_deviations: float = 20.0
+    rebalance: bool = False
     bad_nodes: Path | None = None
     given: frozenset[str] = frozenset()
 

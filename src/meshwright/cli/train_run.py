@@ -294,6 +294,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
         trace_from=wishes.trace_from,
         skip_batches=wishes.skip_batches,
         spike_deviations=wishes.spike_deviations,
+        rebalances=wishes.rebalance,
         bad_nodes=wishes.bad_nodes,
         memory_steps=wishes.memory_every,
         memberships=_memberships(wishes, plan),

@@ -56,6 +56,7 @@ class TrainingJob:
     after: Incident | None = None  # the fault after which the run goes on by itself
     skip_batches: int = 3  # most batches to leave out in 1,000 steps, because their loss is not finite or far too high
     spike_deviations: float = 20.0  # a loss so many standard deviations above the last ones is not applied; 0: any finite one is
+    rebalances: bool = False  # whether slow replicas get fewer micro-batches
     bad_nodes: Path | None = None  # the list for nodes whose hardware is suspect; None: bad-nodes.json beside the run
     dp: int | None = None  # replicas now, if they are not as many as in the plan
     memberships: tuple[Membership, ...] = ()  # from which step on the run has how many replicas; empty: as in the plan

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
+import torch.distributed as dist
 
 from meshwright.train.elastic.carry import Keeping
 from meshwright.train.feed import Feed
+from meshwright.train.health.balance import balanced, slowdowns
 from meshwright.train.health.damage import Comparison, SumTest
 from meshwright.train.health.garbage import Garbage
 from meshwright.train.health.gate import Gate, Guard, Trouble
@@ -40,6 +42,7 @@ from meshwright.train.sums import StepResult, Sums
 
 EVALUATION_PATIENCE_S = 600.0
 CHANGED = "changed"  # how `train` ends if replicas join or leave before the next step
+DEAL_STEPS = 50  # after which micro-batches may be dealt differently
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +130,8 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             begun, step = taken.ended, progress.step
             evaluates = workload.is_evaluated_after(step, last)
             traced = parts.tracer is not None and parts.tracer.ends_with(step)
-            pauses = traced or evaluates or parts.saves.is_due(step) or step == last or not replica.is_late
+            deals = job.rebalances and step % DEAL_STEPS == 0
+            pauses = traced or evaluates or deals or parts.saves.is_due(step) or step == last or not replica.is_late
             results = _read(parts, run, num_left=0 if pauses else 1)
             garbage.step()
             if any(result.stops or result.saves or result.changes for result in results):
@@ -153,6 +157,8 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             if (saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
+            if deals and progress.step < last:
+                _deal(parts, run)
             if changes and progress.step < last:
                 status = CHANGED
                 break
@@ -179,6 +185,25 @@ def _end_trace(parts: Parts, progress: Progress) -> None:
         found = parts.tracer.finish()
     if found is not None:
         parts.logbook.overlap(progress, found)
+
+
+def _deal(parts: Parts, run: Run) -> None:
+    """Give slow replicas fewer micro-batches from the next step on. Rank 0 knows which are slow, and all ranks do as it says."""
+    logbook, mesh = parts.logbook, parts.replica.mesh
+    layout = mesh.layout
+    slow = list(logbook.stragglers.slow.values()) if logbook.stragglers else []
+    slowdown = slowdowns(layout, slow)
+    wanted = torch.tensor(balanced(layout, parts.job.plan.workload.global_batch, slowdown), device=mesh.device)
+    mesh.marks.enter("how micro-batches are dealt", "world", range(layout.num_ranks))
+    dist.broadcast(wanted, 0)
+    deal = tuple(wanted.tolist())
+    mesh.marks.leave()
+    if deal == run.feed.deal:
+        return
+    logbook.flush()
+    parts.replica.set_deal(deal)
+    run.feed.set_deal(deal, run.progress.samples)
+    logbook.rebalanced(run.progress, deal, [one.rank for one in slow])
 
 
 def _guard(parts: Parts) -> Guard:

@@ -35,6 +35,8 @@ LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> its name, colour
     "nan": ("not a number", "warn"),
     "damage": ("damage", "warn"),
     "incident": ("incident", "warn"),
+    "replay": ("step done again", "warn"),
+    "rebalanced": ("rebalanced", "dp"),
     "fault": ("fault", "warn"),
     "restart": ("restart", "pp"),
     "budget": ("budget", "warn"),

@@ -94,6 +94,7 @@ class Logbook:
         self._begun_s = time.monotonic()
         self.stragglers = Stragglers(measured.groups_of(job.layout)) if writer else None
         self.rank_times = RankTimes(writer.folder) if writer else None
+        self._share = np.ones(job.plan.layout.num_ranks)  # micro-batches of each rank, divided by the mean
 
     def block_start(self, progress: Counts) -> None:
         """Training begins, or continues after an evaluation."""
@@ -123,7 +124,7 @@ class Logbook:
         self.writer.step(self._record(done, parts_s))
         self.log.step(done.step, done.samples, done.result.loss, done.step_s, done.rate)
         self.rank_times.update(done.step, measured.busy_s(everyones))
-        for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
+        for found in self.stragglers.update(done.step, measured.busy_s(everyones) / self._share):
             self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, message=str(found))
             self.live.say(str(found))
         self.live.step(done, done.result.loss, done.step_s, parts_s)
@@ -196,6 +197,18 @@ class Logbook:
         """Record that a step was done again: `sound` the second time, the `same` again, or its samples `skipped`."""
         detail = {"outcome": outcome, "reason": reason, "ranks": list(ranks), "lost_s": lost_s, **self._usd(lost_s), **more}
         self.event("replay", before, **detail, message=message)
+        self.say(message)
+
+    def rebalanced(self, progress: Counts, deal: Sequence[int], ranks: Sequence[int]) -> None:
+        """Record that replicas have different numbers of micro-batches from the next step on."""
+        layout = self.job.plan.layout
+        shares = [deal[layout.coordinate(rank)["dp"]] for rank in range(layout.num_ranks)]
+        self._share = np.array(shares) / (sum(deal) / len(deal))
+        why = f"because rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {'are' if len(ranks) > 1 else 'is'} slow"
+        message = (
+            f"micro-batches by replica from step {progress.step + 1} on: {', '.join(map(str, deal))}, {why if ranks else 'as planned'}"
+        )
+        self.event("rebalanced", progress, deal=list(deal), ranks=list(ranks), message=message)
         self.say(message)
 
     def say(self, text: str) -> None:
