@@ -82,6 +82,7 @@ CASES = (
     Case("ledger", "ledger {dir}/runs/weeks"),
     Case("ledger", "ledger {dir}/runs/alone"),
     Case("generation", "generate {dir}/runs/trained --prompt a --tokens 3"),
+    Case("tuning-samples", "tune {dir}/runs/trained --show 1"),
     Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
     Case("measurement", "measure"),
     Case("rehearsal", "rehearse {dir}/small.json --steps 1"),

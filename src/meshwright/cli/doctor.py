@@ -60,12 +60,12 @@ def doctor(
     """
     from meshwright.cli.show import show
     from meshwright.cli.train_run import is_launched, torch_or_error
-    from meshwright.doctor.bad_nodes import read_bad_nodes, with_failed, write_bad_nodes
     from meshwright.doctor.checks import FAIL, failed_nodes, findings_of
     from meshwright.doctor.limit import is_hung
     from meshwright.doctor.report import doctor_document
     from meshwright.errors import InputError
     from meshwright.files import check_ending
+    from meshwright.record.bad_nodes import read_bad_nodes, with_failed, write_bad_nodes
 
     torch_or_error()
     path = bad_nodes or runs / LIST
