@@ -127,6 +127,13 @@ MESHWRIGHT = Stack(
             ),
         ),
         JobRule(
+            what="adapts q, k, v, o, gate, up and down, and {asked.model.name} has latent attention, which has other matrices",
+            where="workload.adapters",
+            fix="choose a model without latent attention, or leave the adapters out",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and asked.model.latent is not None,
+        ),
+        JobRule(
             what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",
             where="workload.adapters.targets",
             fix="leave gate out of the targets",
