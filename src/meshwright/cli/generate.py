@@ -45,9 +45,7 @@ def generate(
 
       meshwright generate runs/first --prompt "Once upon a time"
 
-      meshwright generate runs/first --prompt "" --tokens 50 --temperature 0 --json
-
-      meshwright generate runs/tuned --chat --prompt "Import os."
+      meshwright generate runs/tuned --chat --prompt "Import os." --tokens 50 --temperature 0 --json
     """
     from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error

@@ -32,9 +32,7 @@ def weights(
 
       meshwright weights runs/first --out first-hf
 
-      meshwright weights runs/first --out first-fp32 --precision fp32 --json
-
-      meshwright weights runs/tuned --merge --out tuned-hf
+      meshwright weights runs/tuned --merge --out tuned-hf --precision fp32 --json
     """
     from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error
