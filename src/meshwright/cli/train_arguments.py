@@ -61,6 +61,8 @@ class Wishes:
     profile: str = ""
     resume_if_exists: bool = False
     keep_going: bool = False
+    memory_every: int = 1
+    memberships: Path | None = None
     ranks_per_gpu: int = 1
     trace_from: int = 0
     secret: Path | None = None

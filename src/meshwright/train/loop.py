@@ -16,8 +16,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from meshwright.train.data.corpus import Corpus
-from meshwright.train.data.samples import Samples, validation_samples
+from meshwright.train.elastic.carry import Keeping
 from meshwright.train.feed import Feed
 from meshwright.train.health.balance import balanced, slowdowns
 from meshwright.train.health.damage import Comparison, SumTest
@@ -28,6 +27,7 @@ from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.spikes import Losses, largest_parameter
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import TrainingJob
+from meshwright.train.material import Material
 from meshwright.train.model.compiled import compiles
 from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.pipeline import MicroBatch
@@ -41,6 +41,7 @@ from meshwright.train.saves import Saves
 from meshwright.train.sums import StepResult, Sums
 
 EVALUATION_PATIENCE_S = 600.0
+CHANGED = "changed"  # how `train` ends if replicas join or leave before the next step
 DEAL_STEPS = 50  # after which micro-batches may be dealt differently
 
 
@@ -58,14 +59,14 @@ class Parts:
 
     job: TrainingJob
     replica: Replica
-    corpus: Corpus
-    train: Samples
+    material: Material
     saves: Saves
     logbook: Logbook
     watch: Watch
     stop: StopSignal
     limit: Limit = field(default_factory=Limit)
     tracer: Tracer | None = None
+    keeping: Keeping | None = None  # in a run whose replicas may come and go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ class Run:
 def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) -> str:
     """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status.
 
+    `changed`: replicas join or leave before the next step.
+
     On a GPU the result of a step is read while the next step runs, so that the device never waits for the host. Before an evaluation, a
     checkpoint and the end of the run the last result is read too. A run that was stopped before an evaluation begins with it.
     """
@@ -110,9 +113,11 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
     status, guard = "finished", _guard(parts)
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
+    if parts.keeping:
+        replica.wants_change = parts.keeping.wants_change
     timer = replica.mesh.timer
     with ExitStack() as stack:
-        feed = stack.enter_context(Feed(job, replica.mesh, parts.train, progress.samples))
+        feed = stack.enter_context(Feed(job, replica.mesh, parts.material.train, progress.samples))
         garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
         replays = Replays(job, replica, logbook, parts.watch, parts.saves, guard)
         run = Run(progress, feed, guard, replays)
@@ -129,7 +134,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             pauses = traced or evaluates or deals or parts.saves.is_due(step) or step == last or not replica.is_late
             results = _read(parts, run, num_left=0 if pauses else 1)
             garbage.step()
-            if any(result.stops or result.saves for result in results):
+            if any(result.stops or result.saves or result.changes for result in results):
                 results += _read(parts, run, num_left=0)
             stops, saves = any(result.stops for result in results), any(result.saves for result in results)
             if progress.step < step:  # the step was not applied, or the one before: nothing is due here that was not done before
@@ -140,6 +145,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
                 continue
             if traced:
                 _end_trace(parts, progress)
+            changes = _kept(parts, progress) or any(result.changes for result in results)
             if stops and progress.step < last:  # a run that has taken its last step ends as it would have
                 status = "stopped"
                 break
@@ -153,10 +159,22 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
                     parts.saves.save(progress)
             if deals and progress.step < last:
                 _deal(parts, run)
+            if changes and progress.step < last:
+                status = CHANGED
+                break
             if not run.unseen:
                 begun = timer.moment()  # what lies between two steps belongs to neither
     logbook.flush()
     return status
+
+
+def _kept(parts: Parts, progress: Progress) -> bool:
+    """Keep what the run needs if it loses a replica; whether the list of memberships says that replicas change after this step."""
+    if parts.keeping is None:
+        return False
+    with parts.watch.allow(EVALUATION_PATIENCE_S, "copying the state to a neighbour"):
+        parts.logbook.copying_s = parts.keeping.after_step(progress)
+    return progress.step in parts.keeping.changes_after
 
 
 def _end_trace(parts: Parts, progress: Progress) -> None:
@@ -171,7 +189,8 @@ def _end_trace(parts: Parts, progress: Progress) -> None:
 
 def _deal(parts: Parts, run: Run) -> None:
     """Give slow replicas fewer micro-batches from the next step on. Rank 0 knows which are slow, and all ranks do as it says."""
-    layout, logbook, mesh = parts.job.plan.layout, parts.logbook, parts.replica.mesh
+    logbook, mesh = parts.logbook, parts.replica.mesh
+    layout = mesh.layout
     slow = list(logbook.stragglers.slow.values()) if logbook.stragglers else []
     slowdown = slowdowns(layout, slow)
     wanted = torch.tensor(balanced(layout, parts.job.plan.workload.global_batch, slowdown), device=mesh.device)
@@ -206,6 +225,7 @@ def _step(parts: Parts, run: Run, begun: Moment) -> Taken:
     gate = replica.gate = run.guard.gate(progress.step + 1)
     sums = replica.step(batch, rate)
     progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
+    replica.is_uncounted = False
     return _taken(parts, progress, batch, sums, rate, gate, begun, run.feed.last_wait_s)
 
 
@@ -255,7 +275,7 @@ def _again(parts: Parts, run: Run, taken: Taken, result: StepResult, trouble: Tr
     run.feed.put_back([later.batch for later in run.unseen])
     run.unseen.clear()
     step, samples = taken.progress.step, taken.progress.samples
-    run.progress.step, run.progress.samples = step - 1, samples
+    run.progress.step, run.progress.samples = step - 1, samples - batch_size
     held = Held(
         step=step,
         first_sample=samples - batch_size,
@@ -269,9 +289,11 @@ def _again(parts: Parts, run: Run, taken: Taken, result: StepResult, trouble: Tr
     timer.later()
     begun = timer.moment()
     sums = run.replays.settle(held)
+    run.progress.samples = samples
     if sums is None:
         return None  # the samples count as seen, the step does not count as done
     run.progress.step = step
+    parts.replica.is_uncounted = False
     return _taken(parts, run.progress, taken.batch, sums, taken.rate, taken.gate, begun, 0.0)
 
 
@@ -291,8 +313,11 @@ def _look(parts: Parts, taken: Taken, guard: Guard) -> StepResult:
             # The gradients themselves exist only if no other step has begun.
             before = Progress(step=progress.step - 1, samples=progress.samples - parts.job.plan.workload.global_batch)
             logbook.spike(before, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
+    routing = parts.replica.routing(taken.sums)
+    for dead in guard.idle.update(progress.step, routing):
+        logbook.dead_experts(progress, dead)
     logbook.flush()
-    logbook.step(Step(progress.step, progress.samples, result, step_s, taken.rate, taken.exchange, taken.ended_s))
+    logbook.step(Step(progress.step, progress.samples, result, step_s, taken.rate, taken.exchange, taken.ended_s, routing))
     saved = parts.saves.finished()
     parts.limit.saw(step_s, saved)
     logbook.saves(progress, saved)
@@ -309,9 +334,9 @@ def evaluate(parts: Parts, progress: Progress) -> bool:
     parts.logbook.evaluation_start(progress)
     started_s = time.perf_counter()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "an evaluation"):
-        loss, tokens = replica.evaluate(_validation_batch(parts, evaluation.num_samples))
-    quality = loss / max(tokens, 1)
-    parts.logbook.evaluation(progress, quality, tokens, time.perf_counter() - started_s)
+        graded = replica.graded(_validation_batch(parts, evaluation.num_samples), counts_correct=parts.material.counts_correct)
+    parts.logbook.evaluation(progress, graded, time.perf_counter() - started_s)
+    quality = graded.mean_loss
     return bool(training.target_loss) and quality <= training.target_loss
 
 
@@ -319,9 +344,9 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
     """This rank's share of the validation samples. If they do not divide evenly, the last round is filled with samples without loss."""
     job, mesh = parts.job, parts.replica.mesh
     workload = job.plan.workload
-    samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
-    made = []
-    for numbers in sample_numbers(job.plan.layout, mesh.dp.index, 0, num_samples):
+    samples, made = parts.material.valid, []
+    assert samples is not None, "a workload that is evaluated has samples for it"
+    for numbers in sample_numbers(mesh.layout, mesh.dp.index, 0, num_samples):
         batch = samples.batch([min(number, num_samples - 1) for number in numbers])
         arrays = without_loss((batch.tokens, batch.labels, batch.documents), [number < num_samples for number in numbers])
         made.append(micro_batch(arrays, numbers, workload, mesh))

@@ -15,7 +15,18 @@ from parity import LLAMA
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.marks import Marks
-from meshwright.train.parallel.shards import Cut, Shard, UsualPeaks, cuts_of, has_padding, measures_of, rectangles, spans_of, square_sum
+from meshwright.train.parallel.shards import (
+    Cut,
+    Shard,
+    UsualPeaks,
+    cuts_of,
+    has_padding,
+    measures_of,
+    rectangles,
+    spans_of,
+    square_sum,
+    sum_of,
+)
 from meshwright.train.parallel.tensor import split
 from meshwright.train.parallel.timing import HostTimer
 
@@ -77,7 +88,7 @@ def test_padding_of_a_table_is_no_piece_of_it(vocab_size: int, tp: int, held: li
         )
         split(chunk, axis)
         rows = chunk.embed.weight.shape[0]
-        cuts = cuts_of(chunk, axis)["embed.weight"]
+        cuts = cuts_of(chunk, axis, axis)["embed.weight"]
         assert rows == model.vocab_rows(tp) == sum(cut.local[0] for cut in cuts)
         assert has_padding(cuts) == (num_rows < rows)
         spans = tuple(spans_of(cuts, 0, rows * model.hidden, 0))
@@ -118,3 +129,9 @@ def test_a_peak_is_compared_with_the_usual_one_of_its_bucket() -> None:
 def test_measures_by_hand() -> None:
     squares, total, largest = measures_of(torch.tensor([3.0, -4.0, 0.0, 0.0])).tolist()
     assert (squares, total, largest) == (pytest.approx(25.0), -1.0, 4.0)
+
+
+@pytest.mark.parametrize("size", [5, 128, 1024, 100_003])
+def test_a_sum_of_numbers_with_one_sign_is_exact_to_a_small_part_of_their_norm(size: int) -> None:
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)) * 1e-3 + 1e-3
+    assert abs(float(sum_of(numbers)) - float(numbers.double().sum())) < 1e-6 * float(numbers.norm())

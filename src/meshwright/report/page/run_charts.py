@@ -31,6 +31,7 @@ LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> its name, colour
     "slow_rank": ("slow rank", "dp"),
     "recovered_rank": ("recovered rank", "cp"),
     "stall": ("stall", "ep"),
+    "dead_experts": ("dead experts", "ep"),
     "nan": ("not a number", "warn"),
     "damage": ("damage", "warn"),
     "incident": ("incident", "warn"),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from meshwright.train.health.damage import Comparison, SumTest
+from meshwright.train.health.idle_experts import IdleExperts
 from meshwright.train.health.spikes import Losses, Peaks, Spikes
 from meshwright.train.sums import CHECKS_FROM, Check, StepResult
 
@@ -82,6 +83,7 @@ class Guard:
     spikes: Spikes = field(default_factory=Spikes)
     peaks: Peaks = field(default_factory=Peaks)
     test: SumTest | None = None
+    idle: IdleExperts = field(default_factory=IdleExperts)
     _quiet_until: int = 0
 
     def gate(self, step: int) -> Gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.train.data.samples import IGNORED_LABEL
-from meshwright.train.model.transformer import Context
+from meshwright.train.model.attention import Context
 from meshwright.train.parallel.context import positions_of, runs_for
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.pipeline import MicroBatch
@@ -52,6 +53,8 @@ def deal_refusal(layout: Layout, deal: Deal) -> str:
         return "every replica needs a micro-batch"
     if layout.zero_stage > 1 and layout.dp > 1 and len(set(deal)) > 1:
         return f"ZeRO {layout.zero_stage} exchanges gradients or weights for every micro-batch, so all replicas need equally many"
+    if layout.ep > 1 and layout.dp > 1 and len(set(deal)) > 1:
+        return f"the {layout.ep} ranks that share out experts exchange tokens in every micro-batch, so all replicas need equally many"
     return ""
 
 
@@ -66,13 +69,14 @@ def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh
     tokens, labels, documents = (torch.from_numpy(array) for array in arrays)
     cp = mesh.cp
     positions = positions_of(workload.seq_len, cp.size, cp.index)
-    context = Context(positions=_move(positions, mesh))
+    drops = workload.adapters is not None and workload.adapters.dropout > 0
+    context = Context(positions=_move(positions, mesh), samples=_move(torch.tensor(list(numbers)), mesh) if drops else None)
     if workload.packed:
         everyones = torch.cat([positions_of(workload.seq_len, cp.size, i) for i in range(cp.size)])
         mine, all_of_them = _move(documents[:, positions], mesh), _move(documents[:, everyones], mesh)
         found = runs_for(mesh.layout.cp_kind, arrays[2], cp.size, cp.index)
         runs = tuple(each.moved(lambda starts: _move(starts, mesh)) if each is not None else None for each in found)
-        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them, runs=runs)
+        context = replace(context, documents=mine, everyones_documents=all_of_them, runs=runs)
     return MicroBatch(
         tokens=_move(tokens[:, positions].long(), mesh),
         labels=_move(labels[:, positions].long(), mesh),
