@@ -1,7 +1,8 @@
 """What each way of surviving failures is worth on machines of 1,024, 8,192 and 131,072 accelerators: the share of time that is work.
 
 `python benchmarks/mechanisms.py` prints the table of docs/simulator.md, `--json` the same as JSON. Failures are those of Llama 3 405B
-(describe/catalogue/failures.toml, with sources); nodes of 4, replicas of 64 accelerators and a step of 1.25 s are those of the record machine.
+(describe/catalogue/failures.toml, with sources); nodes of 4, replicas of 64 accelerators and a step of 1.25 s are those of the record
+machine.
 """
 
 from __future__ import annotations

@@ -9,9 +9,14 @@ from meshwright.predict.mechanisms import going_on, mechanisms
 
 
 def test_replicas_that_go_on_by_hand() -> None:
-    """One failure an hour on 100 replicas of 10: a replica is away for 360 s, a tenth of an hour; all stand still for 7 s and a step of 2 s."""
+    """One failure an hour on 100 replicas of 10: a replica is away for 360 s; all stand still for 7 s and a step of 2 s."""
     rare = Failures(
-        name="a", causes=(Cause("x", 1 / 1000, loses_node=True),), detection_s=60, restart_s=300, checkpoint_s=5, repair_s=36000
+        name="a",
+        causes=(Cause(name="x", per_accelerator_hour=1 / 1000, loses_node=True),),
+        detection_s=60,
+        restart_s=300,
+        checkpoint_s=5,
+        repair_s=36000,
     )
     assert going_on(rare, 1000, 10, 2.0, has_spares=True) == pytest.approx((1 - 0.1 / 100) / (1 + 9 / 3600))
     assert going_on(rare, 1000, 10, 2.0, has_spares=False) == pytest.approx((1 - 10 / 100) / (1 + 9 / 3600))

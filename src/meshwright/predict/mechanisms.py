@@ -1,4 +1,4 @@
-"""What each way of surviving failures is worth at a size of machine, in closed form: restarts, spare nodes, checkpoints in memory, replicas.
+"""What each way of surviving failures is worth, in closed form: restarts, spare nodes, checkpoints in memory, replicas that go on.
 
 A restart stops the whole machine, so its cost grows with the rate of failures, which grows with the machine (`predict.goodput`). Where the
 other replicas go on without the one that failed, a failure stops all of them only for a moment, and the rest of its cost is one replica
