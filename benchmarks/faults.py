@@ -269,7 +269,7 @@ def told(run: Path, marks: Path, faults: Sequence[Fault]) -> Iterator[dict[str, 
             continue
         struck_s = float(mark.read_text())
         entry: dict[str, Any] = {"kind": fault.kind, "phase": fault.phase}
-        after = [event for event in incidents if created_s + event["time_s"] >= struck_s]
+        after = [event for event in incidents if created_s + event["time_s"] >= struck_s and "down_s" in event]
         if after and fault.kind not in ON_DISK:
             event = after[0]
             recovered_s = created_s + event["time_s"] - struck_s

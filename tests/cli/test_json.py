@@ -6,6 +6,7 @@ The cases are found by walking the command line: a command with `--json` and wit
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from meshwright.cli.main import app, main
 from meshwright.evidence import accuracy_page, refit
 from meshwright.lab.cluster import write_description
 from meshwright.lab.description import Lab
+from meshwright.record.entries import Event
+from meshwright.record.lock import RunLock
+from meshwright.record.writer import append_event
 from meshwright.say.vocabulary import problems, vocabulary
 from meshwright.simulator import logs
 
@@ -84,6 +88,7 @@ CASES = (
     Case("generation", "generate {dir}/runs/trained --prompt a --tokens 3"),
     Case("tuning-samples", "tune {dir}/runs/trained --show 1"),
     Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
+    Case("scale", "scale {dir}/runs/elastic --dp 2"),
     Case("measurement", "measure"),
     Case("rehearsal", "rehearse {dir}/small.json --steps 1"),
     Case("doctor", "doctor"),
@@ -124,7 +129,7 @@ def has_json(command: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Plans, runs, a corpus and a table; the JSON that training the run printed is in trained.json."""
     found = tmp_path_factory.mktemp("json")
     Small(corpus=make_corpus(found / "made")).plan_file(found / "small.json", "dp=1")
@@ -152,7 +157,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": at, "dur": length} for name, stream, at, length in kernels
     ]
     (found / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    return found
+    elastic = shutil.copytree(found / "runs" / "trained", found / "runs" / "elastic")
+    append_event(elastic, Event(time_s=0.0, kind="membership", step=0, detail={"from_step": 1, "dp": 1}))
+    with RunLock.take(elastic):  # as the process does that trains it
+        yield found
 
 
 def filled(case: Case, folder: Path) -> list[str]:

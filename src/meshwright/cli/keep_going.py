@@ -71,7 +71,7 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
         incident = faults.incident(failure)
         run = read_run(job.folder) if (job.folder / "run.json").is_file() else None
         incident = replace(incident, message=_what_broke(run, failure))
-        why = faults.all.refusal(incident) or (_unsound(run) if run else "")
+        why = faults.all.refusal(incident)
         if why:
             record_surrender(job.folder, incident, why, faults.all.tried())
             print(f"meshwright: not started again: {why}\n  tried: {faults.all.tried()}", file=sys.stderr)
@@ -113,12 +113,3 @@ def _what_broke(run: Run | None, failure: Failure) -> str:
     """What broke, in one line: of a hang, the watchdog's diagnosis."""
     stalls = [event for event in run.events if event.kind == "stall"] if run and failure.reason == "hang" else []
     return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message
-
-
-def _unsound(run: Run) -> str:
-    """Why the newest checkpoint may be damaged; empty if nothing suggests it."""
-    last = run.events[-1] if run.events else None
-    kinds = [event for event in run.events if event.kind in ("damage", "resumed")]
-    if last is None or not kinds or kinds[-1].kind != "damage" or kinds[-1].detail.get("what") != "state":
-        return ""
-    return "the states of replicas differ, and the newest checkpoint may hold the wrong one"

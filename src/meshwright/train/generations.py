@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from meshwright.train.checks import check_job
 from meshwright.train.elastic.carry import Carry, Uncovered
-from meshwright.train.elastic.member import ANSWER_S, BOUNDARY, LOST, READY, UNCOVERED, Announcement, Member, wait_for_all
+from meshwright.train.elastic.member import ANSWER_S, BOUNDARY, HANG, LOST, READY, UNCOVERED, Announcement, Member, Missing, wait_for_all
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.incidents import Incident
@@ -18,7 +19,7 @@ from meshwright.train.loop import CHANGED
 from meshwright.train.membership import layout_with
 from meshwright.train.session import run_rank
 
-MEETING_S = 60.0  # in which the ranks of a generation must come
+LEAST_MEETING_S = 15.0  # in which the ranks of a generation must come: one that computes notices nothing before its next exchange
 
 
 def run_member(member: Member, job: TrainingJob, is_gpu: bool) -> None:
@@ -36,6 +37,9 @@ def run_member(member: Member, job: TrainingJob, is_gpu: bool) -> None:
         except Uncovered as error:
             if member.newest == member.current:
                 member.say(UNCOVERED, str(error.what))
+        except Missing as error:
+            if member.newest == member.current:
+                member.say(HANG, json.dumps({"text": str(error), "ranks": error.ranks, "generation": member.current}))
         except Exception as error:
             if not regroup.survives(error):
                 raise
@@ -56,7 +60,9 @@ def _run(regroup: Regroup, job: TrainingJob, is_gpu: bool) -> str:
         after=_incident(announced) or (job.after if regroup.is_first else None),
     )
     place = regroup.member.place(announced, layout)
-    wait_for_all(place, MEETING_S)
+    if place.rank == 0 and not regroup.is_first and not regroup.carry.holdings:  # newcomers are last, so no rank has a state
+        raise Uncovered("no rank has a state yet", where="the start of the run", fix="start the ranks again")
+    wait_for_all(place, max(LEAST_MEETING_S, job.stall_timeout_s))
     return run_rank(place, now, is_gpu, regroup)
 
 

@@ -166,7 +166,7 @@ def _train(
             _leave_tokenizer(material, job)
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
-        resumed_step = progress.step if job.resume else None
+        resumed_step = progress.step if job.resume and not (regroup and regroup.taken) else None
         saves = Saves(
             job,
             replica,

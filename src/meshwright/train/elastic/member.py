@@ -12,8 +12,7 @@ import queue
 import signal
 import socket
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -165,9 +164,19 @@ def cut_connections() -> None:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
+class Missing(Exception):
+    """Ranks of a generation that did not come: they do not notice that the one before is over."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(f"ranks {', '.join(map(str, ranks))} did not come to the new generation")
+        self.ranks = list(ranks)
+
+
 def wait_for_all(place: Place, timeout_s: float) -> None:
     """Return once all ranks of a generation have come; only then do they make their groups."""
     store = place.store
     store.set(f"here/{place.rank}", "1")
-    deadline_s = time.monotonic() + timeout_s
-    store.wait([f"here/{rank}" for rank in range(place.num_ranks)], timedelta(seconds=max(deadline_s - time.monotonic(), 0.1)))
+    try:
+        store.wait([f"here/{rank}" for rank in range(place.num_ranks)], timedelta(seconds=timeout_s))
+    except dist.DistStoreError:
+        raise Missing([rank for rank in range(place.num_ranks) if not store.check([f"here/{rank}"])]) from None
