@@ -10,7 +10,13 @@ A trial is 50 steps of eight ranks on two stages. Its noise is of one of these k
   shared     ranks that other programs take cores from: heavy-tailed jitter of 10 %, and now and then 1.2 to 2 times slower for some steps
 
 2026-11-17, 2 cores x86_64 with much other work, Python 3.11.7, torch 2.13:
-RESULTS
+  noise                    slower by 10 %   30 %   100 %   sound ranks named
+  drawn, seven classes                100    100     100   0
+  recorded                            100    100     100   0
+  shared                                6     89     100   1
+Named within 50 steps, of 100 trials each; the last column counts trials in which a sound rank was named.
+The hang detector gave no false alarm in 10,000 steps of 0.05, 1, 3, 10 and 60 s, drawn and logged, with steps of 1.6 medians among them.
+The live runs could not be judged: the machine had a load of about 100 on its 2 cores.
 """
 
 from __future__ import annotations
