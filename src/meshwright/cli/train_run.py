@@ -17,6 +17,7 @@ from meshwright.cli.retries import is_retried
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run, with_kept
 from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.cli.train_show import show_next, show_run, show_start
+from meshwright.cli.urls import cache_folder, store_end, with_local_runs
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
@@ -31,6 +32,7 @@ from meshwright.record.header import check_name, read_header
 from meshwright.record.lock import Held
 from meshwright.record.run import Run, read_run
 from meshwright.record.writer import discard_unstarted, is_unstarted
+from meshwright.storage.apart import apart
 
 if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
@@ -89,6 +91,8 @@ def run_once(job: TrainingJob, is_gpu: bool) -> tuple[int, Failure | None]:
         found.append(failure)
 
     code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu), failed)
+    if code and (unstored := store_end(job)):
+        print(f"meshwright: {unstored}", file=sys.stderr)
     return code, found[0] if found else None
 
 
@@ -140,6 +144,7 @@ def _unsound(run: Run) -> str:
 
 def settled(wishes: Wishes) -> Wishes:
     """The options with the name of the run and whether it continues; if it does, with all options that it was started with."""
+    wishes = with_local_runs(wishes)
     if wishes.resume_if_exists:
         if not wishes.name:
             raise InputError("which run should be started or continued?", where="--resume-if-exists", fix="name it: --name NAME")
@@ -152,7 +157,7 @@ def settled(wishes: Wishes) -> Wishes:
         print(f"meshwright: continuing the newest run, {wishes.runs / wishes.name}", file=sys.stderr)
     if not (wishes.runs / check_name(wishes.name)).is_dir():
         fix = "name a run that is there, or start it: --resume-if-exists does either"
-        raise InputError(f"no run named {wishes.name!r}", where=str(wishes.runs), fix=fix)
+        raise InputError(f"no run named {wishes.name!r}", where=str(wishes.remote or wishes.runs), fix=fix)
     return with_kept(wishes)
 
 
@@ -202,7 +207,7 @@ def run_launched(wishes: Wishes) -> int:
         place = _met(wishes.rendezvous_timeout_s, secret)
         agree(place, facts_of(job, corpus.digest))
         if needs_shared_folder(job):
-            check_shared(place, job.runs)
+            check_shared(place, job.remote or job.runs)
         if is_first:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
@@ -235,7 +240,10 @@ def _check_with_torch(job: TrainingJob) -> None:
     """The checks that need torch, which takes seconds to load: the others have been made before."""
     from meshwright.train.saves import check_steps
 
-    check_steps(job)
+    if job.remote:
+        apart(lambda: check_steps(job))
+    else:
+        check_steps(job)
     share_gpus(job)
 
 
@@ -270,7 +278,7 @@ def show_end(job: TrainingJob, wishes: Wishes) -> None:
     if status == "stopped" and not job.saves_at_end:
         print("meshwright: stopped; nothing was saved, as --no-save asks, so the run cannot be continued", file=sys.stderr)
     elif status == "stopped":
-        again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
+        again = shlex.join(["meshwright", "train", "--runs", str(job.remote or job.runs), "--name", job.name, "--resume", *more_money(job)])
         print(f"meshwright: stopped and saved; continue with: {again}", file=sys.stderr)
 
 
@@ -296,6 +304,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
     job = TrainingJob(
         plan=plan,
         runs=wishes.runs,
+        remote=wishes.remote,
         name=name,
         corpus=corpus,
         seed=wishes.seed,
@@ -452,9 +461,8 @@ def corpus_of(wishes: Wishes, plan: Plan) -> Path:
         return Path(named)
     from meshwright.train.data.standard_library import default_corpus
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
     with progress_bar() as report:
-        return default_corpus(cache, plan.model.vocab_size, report=report).folder
+        return default_corpus(cache_folder(), plan.model.vocab_size, report=report).folder
 
 
 def on_gpus(plan: Plan) -> bool:

@@ -7,10 +7,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,10 @@ from meshwright.record.flight import remove_traces
 from meshwright.record.header import RunHeader
 from meshwright.record.lock import RunLock
 from meshwright.record.run import read_run
+from meshwright.record.stored import Mirror
 from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
+from meshwright.storage import Location
+from meshwright.train.checkpoint import CheckpointError, Manifest
 from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
@@ -34,7 +36,7 @@ from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import TrainingJob, digests, log_settings
-from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
+from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, agreed_by_all, explain_failure
 from meshwright.train.loop import NotFinite, Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
@@ -43,9 +45,10 @@ from meshwright.train.record.ending import flight_line, gone_ranks, loss_in_word
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
+from meshwright.train.record.storing import mirror_of, say_unstored
 from meshwright.train.record.tracer import Tracer
 from meshwright.train.replica import Replica
-from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
+from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, read_state, restore, tensor_names
 
 START_PATIENCE_S = 600.0
 OWED = "owed"
@@ -98,8 +101,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
         ends_meet = layout.vp > 1 or model.tied_embeddings
         mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
         recorder.groups = mesh.made
-        with _locked(job, place):
-            _train(job, mesh, watch, stop, place, begun_s, recorder)
+        with _locked(job, place) as mirror:
+            _train(job, mesh, watch, stop, place, begun_s, recorder, mirror)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -119,7 +122,16 @@ def _claim(device: torch.device, place: Place, *, shares_gpu: bool = False) -> N
         torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
-def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, recorder: Recorder) -> None:
+def _train(
+    job: TrainingJob,
+    mesh: Mesh,
+    watch: Watch,
+    stop: StopSignal,
+    place: Place,
+    begun_s: float,
+    recorder: Recorder,
+    mirror: Mirror | None,
+) -> None:
     """The run from opening its folder to its end.
 
     The recorder's `is_open` is set once the folder belongs to this run and not to another run of that name.
@@ -147,7 +159,9 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
         resumed_step = progress.step if job.resume else None
-        saves = Saves(job, replica, marks_of_run, resumed_step, store=place.control, is_hurried=lambda: stop.is_asked)
+        saves = Saves(
+            job, replica, marks_of_run, resumed_step, store=place.control, is_hurried=lambda: stop.is_asked, check=_check_of(mirror)
+        )
         if writer and not job.resume:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s, num_ahead=2 if replica.is_late else 0)
@@ -258,25 +272,46 @@ def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()
-    found = agreed(place, "checkpoint", lambda: _found(job, now))
-    if not found:
-        replica.fill_weights(_first_weights(job))
-        return Progress()
-    manifest = restore(replica, Path(found), tensor_names(replica))
-    return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
+    refused: dict[str, str] = {}  # damaged checkpoints; every rank has the same list
+    while name := agreed(place, f"checkpoint/{len(refused)}", lambda: _found(job, now, refused)):
+        manifest = _read_together(replica, job.checkpoints / name, place)
+        if isinstance(manifest, Manifest):
+            if place.rank == 0:
+                _say_continuing(job, refused)
+            restore(replica, manifest)
+            return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
+        refused[name] = manifest
+    replica.fill_weights(_first_weights(job))
+    return Progress()
 
 
-def _found(job: TrainingJob, now: dict[str, str]) -> str:
+def _read_together(replica: Replica, path: Location, place: Place) -> Manifest | str:
+    """The manifest of a checkpoint that every rank has read its part of; or what is damaged in it, the same text on every rank."""
+    manifest, damage = None, ""
+    try:
+        manifest = read_state(replica, path, tensor_names(replica))
+    except CheckpointError as error:
+        damage = error.what
+    found = agreed_by_all(place, f"read/{path.name}", damage)
+    return found or manifest or damage
+
+
+def _found(job: TrainingJob, now: dict[str, str], refused: Mapping[str, str]) -> str:
     """The checkpoint to resume from, checked against this run; empty if there is none and the run may start from the beginning."""
     if job.may_start_over and not has_checkpoint(job):
         print("the run has no checkpoint yet: it starts over", file=progress_stream(job), flush=True)
         return ""
-    found = find(job)
+    found = find(job, refused)
     assert found.path is not None
     check_resumable(job, found.path, now)
+    return found.path.name
+
+
+def _say_continuing(job: TrainingJob, refused: Mapping[str, str]) -> None:
+    found = find(job, refused)
+    assert found.path is not None
     skipped = "".join(f"; skipped {path.name}: {why}" for path, why in found.skipped)
     print(f"continuing from {found.path.name}, the newest complete checkpoint{skipped}", file=progress_stream(job), flush=True)
-    return str(found.path)
 
 
 def _first_weights(job: TrainingJob) -> Callable[..., None]:
@@ -287,20 +322,28 @@ def _first_weights(job: TrainingJob) -> Callable[..., None]:
 
 
 @contextmanager
-def _locked(job: TrainingJob, place: Place) -> Iterator[None]:
-    """Lock the run folder. If another process writes it, no rank continues."""
-    taken: list[RunLock] = []
+def _locked(job: TrainingJob, place: Place) -> Iterator[Mirror | None]:
+    """Lock the run folder, and its place in object storage if it has one. If another process writes it, no rank continues.
 
-    def take() -> str:
-        taken.append(RunLock.take(job.folder))
-        return str(job.folder)
+    Rank 0 gets the copying of the records to object storage, which renews that lock.
+    """
+    with ExitStack() as held:
+        mirrors: list[Mirror] = []
 
-    agreed(place, "lock", take)
-    try:
-        yield
-    finally:
-        for lock in taken:
-            lock.release()
+        def take() -> str:
+            held.enter_context(RunLock.take(job.folder))
+            if job.remote:
+                mirrors.append(mirror_of(job.folder, job.remote / job.name))
+                held.callback(say_unstored, job.folder, job.remote / job.name, mirrors[0])
+            return str(job.folder)
+
+        agreed(place, "lock", take)
+        yield mirrors[0] if mirrors else None
+
+
+def _check_of(mirror: Mirror | None) -> Callable[[], None]:
+    """What rank 0 checks before it completes a checkpoint: that no other process has taken over the run."""
+    return mirror.lease.check if mirror else lambda: None
 
 
 def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWriter | None:

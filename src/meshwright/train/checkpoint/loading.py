@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import torch
 
 from meshwright.errors import InputError
+from meshwright.storage import Location
 from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.checkpoint.folder import Found, being_read, check_whole, newest_passing
 from meshwright.train.checkpoint.manifest import Manifest, SavedPiece, SavedTensor
@@ -29,7 +29,7 @@ class Transfer:
     common: Box  # in the whole tensor
 
 
-def load(path: Path, wanted: Iterable[Piece], *, names: Collection[str] | None) -> Manifest:
+def load(path: Location, wanted: Iterable[Piece], *, names: Collection[str] | None) -> Manifest:
     """Fill the tensors of all `wanted` pieces from the checkpoint at `path`, and return its manifest (step, scalars).
 
     `names` are those of all tensors of the run, over all ranks: one more or one less in the checkpoint is an error. None says that a part
@@ -51,7 +51,7 @@ def load(path: Path, wanted: Iterable[Piece], *, names: Collection[str] | None) 
     return manifest
 
 
-def check_names(manifest: Manifest, names: Collection[str], *, exact: bool, where: Path) -> None:
+def check_names(manifest: Manifest, names: Collection[str], *, exact: bool, where: Location) -> None:
     """Pass when the checkpoint has the tensors of these names, and, where `exact`, no others."""
     missing = sorted(set(names) - set(manifest.tensors))
     if missing:
@@ -72,7 +72,7 @@ def _some(names: list[str]) -> str:
     )
 
 
-def _transfers(piece: Piece, saved: SavedTensor, path: Path) -> list[Transfer]:
+def _transfers(piece: Piece, saved: SavedTensor, path: Location) -> list[Transfer]:
     """What to copy into one wanted piece, once its form is known to be that of the saved tensor."""
     if saved.shape != tuple(piece.shape):
         raise InputError(
@@ -138,7 +138,7 @@ def _copy_rows(reader: ShardReader, offset: int, shape: tuple[int, ...], box: Bo
         target[first:last].copy_(rows[(slice(None), *columns)])
 
 
-def verify(path: Path, *, part: int = 0, num_parts: int = 1) -> None:
+def verify(path: Location, *, part: int = 0, num_parts: int = 1) -> None:
     """Pass when every block of a checkpoint has its hash. Ranks may share the work: each takes one part of the blocks."""
     with being_read(path):
         manifest = check_whole(path)
@@ -153,7 +153,7 @@ def verify(path: Path, *, part: int = 0, num_parts: int = 1) -> None:
                         reader.block(number)
 
 
-def newest_loadable(folder: Path, *, check: Callable[[Path], object] = verify) -> Found:
+def newest_loadable(folder: Location, *, check: Callable[[Location], object] = verify) -> Found:
     """The newest checkpoint whose every block has its hash, and why newer ones were skipped.
 
     `check` raises CheckpointError for one that will not do. Ranks that share the work pass one that verifies a part each and then agrees.

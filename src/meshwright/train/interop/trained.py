@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
+from meshwright.storage import Location
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
 from meshwright.train.data.tokenizer import Tokenizer, read_tokenizer
-from meshwright.train.folders import PLAN, check_trained
+from meshwright.train.folders import CHECKPOINTS, PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
 from meshwright.train.model.transformer import Transformer, tensors_in
 
-CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
 
 
@@ -49,24 +49,29 @@ class Trained:
             )
 
 
-def load_trained(folder: Path, device: torch.device) -> Trained:
-    """The model in a run folder or in a Hugging Face folder: in fp32 on a CPU, else in bf16."""
+def load_trained(folder: Path, device: torch.device, checkpoints: Location | None = None) -> Trained:
+    """The model in a run folder or in a Hugging Face folder: in fp32 on a CPU, else in bf16.
+
+    `checkpoints` is where those of the run are; None: in its folder.
+    """
     check_trained(folder)
-    return _from_run(folder, device) if (folder / PLAN).is_file() else _from_huggingface(folder, device)
+    return (
+        _from_run(folder, device, checkpoints or folder / CHECKPOINTS) if (folder / PLAN).is_file() else _from_huggingface(folder, device)
+    )
 
 
-def _from_run(folder: Path, device: torch.device) -> Trained:
+def _from_run(folder: Path, device: torch.device, checkpoints: Location) -> Trained:
     plan = checked_plan(folder, "put the run's own plan back: with another plan these weights may be another model")
     weights: dict[str, Tensor] = {}
 
-    def read(path: Path) -> None:
+    def read(path: Location) -> None:
         weights.update(_checkpoint_weights(path, plan.model))
 
-    found = newest_loadable(folder / CHECKPOINTS, check=read)
+    found = newest_loadable(checkpoints, check=read)
     skipped = tuple(f"skipped {path.name}: {why}" for path, why in found.skipped)
     if found.path is None:
         what = "; ".join(skipped) or "there is none yet"
-        raise InputError(f"the run has no checkpoint to use: {what}", where=str(folder / CHECKPOINTS), fix="train until one is saved")
+        raise InputError(f"the run has no checkpoint to use: {what}", where=str(checkpoints), fix="train until one is saved")
     return Trained(
         transformer=_assembled(plan.model, weights, device),
         tokenizer=read_tokenizer(folder),
@@ -76,7 +81,7 @@ def _from_run(folder: Path, device: torch.device) -> Trained:
     )
 
 
-def _checkpoint_weights(path: Path, model: Model) -> Mapping[str, Tensor]:
+def _checkpoint_weights(path: Location, model: Model) -> Mapping[str, Tensor]:
     """Every weight by its name, in the type it was saved in."""
     saved = read_manifest(path).tensors
     pieces = []
