@@ -22,6 +22,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +33,7 @@ import pytest
 
 from meshwright.storage import Remote
 
-START_S = 60.0
+START_S = 120.0
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # public, of every Azurite
 HOP = ("connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection")
@@ -84,10 +85,9 @@ def s3_variables(port: int) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session")
-def moto_server() -> Iterator[ObjectServer]:
-    pytest.importorskip("moto", reason="moto's server is in the extra `test`")
-    pytest.importorskip("obstore", reason="obstore is in the extra `storage`")
+@contextmanager
+def moto_running() -> Iterator[ObjectServer]:
+    """moto's server, until the block ends."""
     port = _port()
     with tempfile.TemporaryDirectory() as folder:
         process = _started([sys.executable, "-m", "moto.server", "-p", str(port)], port, folder)
@@ -98,6 +98,15 @@ def moto_server() -> Iterator[ObjectServer]:
         yield ObjectServer(port, "s3", s3_variables, make)
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[ObjectServer]:
+    """moto's server for all tests."""
+    pytest.importorskip("moto", reason="moto's server is in the extra `test`")
+    pytest.importorskip("obstore", reason="obstore is in the extra `storage`")
+    with moto_running() as server:
+        yield server
 
 
 @pytest.fixture
@@ -128,19 +137,31 @@ def _make_container(port: int, container: str) -> None:
     urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers), timeout=30).close()
 
 
-@pytest.fixture(scope="session")
-def azurite_server() -> Iterator[ObjectServer]:
-    pytest.importorskip("obstore", reason="obstore is in the extra `storage`")
-    program = os.environ.get("AZURITE") or shutil.which("azurite-blob")
-    if not program:
-        pytest.skip("Azurite is not installed (npm install azurite), or not named by AZURITE")
+def azurite_program() -> str | None:
+    """The program of Azurite, if there is one."""
+    return os.environ.get("AZURITE") or shutil.which("azurite-blob")
+
+
+@contextmanager
+def azurite_running() -> Iterator[ObjectServer]:
+    """Azurite, until the block ends."""
     port = _port()
     with tempfile.TemporaryDirectory() as folder:
         options = ["--blobPort", str(port), "--skipApiVersionCheck", "--silent", "--disableTelemetry", "--location", folder]
-        process = _started([program, *options], port, folder)
+        process = _started([azurite_program() or "azurite-blob", *options], port, folder)
         yield ObjectServer(port, "az", azure_variables, lambda container: _make_container(port, container))
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def azurite_server() -> Iterator[ObjectServer]:
+    """Azurite for all tests, where it is installed."""
+    pytest.importorskip("obstore", reason="obstore is in the extra `storage`")
+    if not azurite_program():
+        pytest.skip("Azurite is not installed (npm install azurite), or not named by AZURITE")
+    with azurite_running() as server:
+        yield server
 
 
 @pytest.fixture
@@ -157,7 +178,9 @@ class Faults:
 
     latency_s: float = 0.0
     is_dead: bool = False  # connections are refused at once
-    answers: list[int | str] = field(default_factory=list)  # a status instead of an answer, "reset", or "truncate": each is used once
+    answers: list[int | str] = field(
+        default_factory=list
+    )  # a status instead of an answer, "reset", "truncate" or "pass": each is used once
     only: str = ""  # which method the answers apply to; empty: every one
     kill_at: int = 0  # the number of the request at which `victim` is killed; 0: never
     kills_after: bool = False  # once the server has answered, and not before it is asked

@@ -53,6 +53,9 @@ Ideal = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")]
+RunsPlace = Annotated[
+    Path, typer.Option(metavar="DIR|URL", help="Folder of the run folders, or s3://BUCKET/FOLDER or az://CONTAINER/FOLDER.")
+]
 Budget = Annotated[
     str | None,
     typer.Option(metavar="USD", help="500USD: refuse to start if predicted to cost more, stop before more is spent.", show_default=False),

@@ -17,7 +17,7 @@ from meshwright.cli.retries import is_retried
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run, with_kept
 from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.cli.train_show import show_next, show_run, show_start
-from meshwright.cli.urls import cache_folder, store_end, with_local_runs
+from meshwright.cli.urls import cache_folder, corpus_here, store_end, with_local_runs
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
@@ -321,7 +321,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
         allow_changed=wishes.allow_changed,
         start_from=wishes.start_from,
         plan_text=plan_bytes(plan),
-        arguments=kept_arguments(wishes, None if is_embedded(wishes, plan) else corpus),
+        arguments=kept_arguments(wishes, None if is_embedded(wishes, plan) else named_corpus(wishes, plan)),
         may_start_over=wishes.resume_if_exists,
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
@@ -448,17 +448,22 @@ def is_embedded(wishes: Wishes, plan: Plan) -> bool:
     return wishes.corpus is None and plan.workload.training is not None and plan.workload.training.corpus == EMBEDDED_CORPUS
 
 
+def named_corpus(wishes: Wishes, plan: Plan) -> Path:
+    """The corpus as the command line or the workload names it: a folder or a URL."""
+    return wishes.corpus or Path(plan.workload.training.corpus if plan.workload.training else "")
+
+
 def corpus_of(wishes: Wishes, plan: Plan) -> Path:
     """The folder of the corpus; the embedded corpus is made if it does not exist yet."""
     if wishes.corpus is not None:
-        return wishes.corpus
+        return corpus_here(wishes.corpus)
     named = plan.workload.training.corpus if plan.workload.training else ""
     if not named:
         raise InputError(
             "no corpus to train on", where="workload.training.corpus", fix="give one: --corpus DIR (see `meshwright corpus build`)"
         )
     if named != EMBEDDED_CORPUS:
-        return Path(named)
+        return corpus_here(Path(named))
     from meshwright.train.data.standard_library import default_corpus
 
     with progress_bar() as report:

@@ -27,6 +27,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
 
 
+def check_on_disk(path: Path, what: str) -> None:
+    """Raise an error if a path that must be a folder of this machine is a URL."""
+    if is_url(path):
+        raise InputError(
+            f"{what} are in a folder of this machine, not at a URL",
+            where=str(path),
+            fix="give a path; report, ledger and generate take the URL of a run",
+        )
+
+
 def local_runs(remote: Remote) -> Path:
     """The folder of this machine for the runs at a URL."""
     return cache_folder() / "runs" / hashlib.sha256(str(remote).encode()).hexdigest()[:16]
@@ -67,6 +77,17 @@ def with_local_runs(wishes: Wishes) -> Wishes:
         name = check_name(wishes.name)
         apart(lambda: pull(remote / name, runs / name) if has_records(remote / name) else None)
     return replace(wishes, runs=runs, remote=remote.waiting(SAVE_PATIENCE_S))
+
+
+def corpus_here(path: Path) -> Path:
+    """The folder of a corpus: the path itself, or for a URL a copy in the cache, made now if it is not there."""
+    if not is_url(path):
+        return path
+    from meshwright.train.data.corpus_copy import local_corpus
+
+    place = Remote.at(path, SAVE_PATIENCE_S)
+    apart(lambda: place.waiting(FIRST_PATIENCE_S).names())  # a server that does not answer is reported soon
+    return apart(lambda: local_corpus(place, cache_folder()))
 
 
 def store_end(job: TrainingJob) -> str:
