@@ -6,12 +6,13 @@ file that changes. So a copy that is cut off at any point can be checked. Checkp
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -226,19 +227,32 @@ def pull(place: Remote, folder: Path) -> None:
         raise InputError("no run here", where=str(place), fix="give the URL of a run: s3://BUCKET/FOLDER/NAME") from None
     if index.owner == own_writer(folder) != "":
         return
-    with suppress(Held), RunLock.take(folder):  # a process of this machine writes it now: then its records are the newest here
-        contents = _contents(place)
-        try:
-            (folder / OWN).unlink(missing_ok=True)
-            for name in record_names(folder):
-                if name not in contents:
-                    (folder / name).unlink()
-            for name, data in contents.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                if _content(folder / name) != data:
-                    replace_file(folder / name, data)
-        except OSError as error:
-            raise refusal("cannot copy the run's records", folder, error) from None
+    try:
+        with _alone(folder), suppress(Held), RunLock.take(folder):  # held: a process of this machine writes it, and its records are newer
+            _replace(folder, _contents(place))
+    except OSError as error:
+        raise refusal("cannot copy the run's records", folder, error) from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process of this machine copy at a time; the others wait for it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f".{folder.name}.copying", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _replace(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Put these records in the place of those that are there."""
+    (folder / OWN).unlink(missing_ok=True)
+    for name in record_names(folder):
+        if name not in contents:
+            (folder / name).unlink()
+    for name, data in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if _content(folder / name) != data:
+            replace_file(folder / name, data)
 
 
 def _contents(place: Remote) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError
 from meshwright.plan.plan import read_plan
-from meshwright.storage import Location
+from meshwright.storage import Location, Remote
 from meshwright.train.checkpoint import (
     AsyncSaver,
     CheckpointError,
@@ -30,6 +31,7 @@ from meshwright.train.checkpoint import (
 from meshwright.train.checkpoint.clock import SaveClock
 from meshwright.train.checkpoint.durable import JSON
 from meshwright.train.checkpoint.folder import check_whole, newest_passing, step_folders
+from meshwright.train.checkpoint.loading import MOST_THREADS, REMOTE_THREADS
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
 from meshwright.train.job import TrainingJob, differences
@@ -205,13 +207,15 @@ def _changes(job: TrainingJob, manifest: Manifest) -> dict[str, str]:
     return {"plan": "; ".join(found)} if found else {}
 
 
-def read_state(replica: Replica, path: Location, names: Collection[str]) -> Manifest:
+def read_state(replica: Replica, path: Location, names: Collection[str], num_local_ranks: int = 1) -> Manifest:
     """Read this rank's weights and moments from a checkpoint of any layout; every block is compared with its hash.
 
-    Together the ranks read every block, so that damage anywhere is found by one of them.
+    Together the ranks read every block, so that damage anywhere is found by one of them. The ranks of one machine share its cores.
     """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads = max(min(cores // num_local_ranks, MOST_THREADS), REMOTE_THREADS if isinstance(path, Remote) else 1)
     with torch.no_grad():
-        return load(path, replica.state(), names=names)
+        return load(path, replica.state(), names=names, num_threads=num_threads)
 
 
 def restore(replica: Replica, manifest: Manifest) -> None:

@@ -289,7 +289,7 @@ def _read_together(replica: Replica, path: Location, place: Place) -> Manifest |
     """The manifest of a checkpoint that every rank has read its part of; or what is damaged in it, the same text on every rank."""
     manifest, damage = None, ""
     try:
-        manifest = read_state(replica, path, tensor_names(replica))
+        manifest = read_state(replica, path, tensor_names(replica), place.num_local_ranks)
     except CheckpointError as error:
         damage = error.what
     found = agreed_by_all(place, f"read/{path.name}", damage)

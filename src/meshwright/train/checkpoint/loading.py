@@ -22,7 +22,7 @@ from meshwright.train.checkpoint.shard import BLOCK_BYTES, DTYPES, Entry, ShardR
 SHOWN_NAMES = 5
 SHARE_BLOCKS = 16  # that one thread reads at a time
 SHARE_BYTES = SHARE_BLOCKS * BLOCK_BYTES
-REMOTE_THREADS = 8
+REMOTE_THREADS, MOST_THREADS = 8, 16
 T = TypeVar("T")
 
 
@@ -56,8 +56,8 @@ def load(path: Location, wanted: Iterable[Piece], *, names: Collection[str] | No
 
 
 def reading_threads(path: Location) -> int:
-    """Threads that read and hash at once: this rank's share of the cores; for object storage more, because they mostly wait."""
-    return max(torch.get_num_threads(), REMOTE_THREADS if isinstance(path, Remote) else 1)
+    """Threads that read and hash at once: as many as torch uses; for object storage more, because they mostly wait."""
+    return max(min(torch.get_num_threads(), MOST_THREADS), REMOTE_THREADS if isinstance(path, Remote) else 1)
 
 
 def _at_once(body: Callable[[T], object], items: list[T], num_threads: int) -> None:
@@ -67,8 +67,12 @@ def _at_once(body: Callable[[T], object], items: list[T], num_threads: int) -> N
             body(item)
         return
     with ThreadPoolExecutor(min(num_threads, len(items))) as pool:
-        for result in [pool.submit(body, item) for item in items]:
-            result.result()
+        results = [pool.submit(body, item) for item in items]
+        try:
+            for result in results:
+                result.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error the rest need not be read
 
 
 def _shares(file: SavedFile, transfers: list[Transfer]) -> Iterator[tuple[SavedFile, list[Transfer]]]:
