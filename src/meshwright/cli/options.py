@@ -52,6 +52,10 @@ Ideal = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
+BaseModel = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The model beside which adapters were trained, if it was moved since.", show_default=False),
+]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")]
 RunsPlace = Annotated[
     Path, typer.Option(metavar="DIR|URL", help="Folder of the run folders, or s3://BUCKET/FOLDER or az://CONTAINER/FOLDER.")

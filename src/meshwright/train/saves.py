@@ -34,7 +34,9 @@ from meshwright.train.checkpoint.folder import check_whole, newest_passing, step
 from meshwright.train.checkpoint.loading import MOST_THREADS, REMOTE_THREADS
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
+from meshwright.train.interop.trained import trained_shapes
 from meshwright.train.job import TrainingJob, differences
+from meshwright.train.parallel.balance import is_untrained, state_names
 from meshwright.train.replica import Replica
 from meshwright.train.sealed import SealedStore
 
@@ -59,6 +61,7 @@ class Saves:
         store: SealedStore | None = None,
         is_hurried: Callable[[], bool] = lambda: False,
         check: Callable[[], None] = lambda: None,
+        is_cut: Callable[[], bool] = bool,
     ) -> None:
         self.job, self.replica, self.digests, self.is_hurried = job, replica, digests, is_hurried
         self._saver = AsyncSaver(
@@ -69,6 +72,7 @@ class Saves:
             keep=Keep(last=job.keep_last, every_steps=job.keep_every),
             notices=StoreNotices(store) if store is not None else None,
             check=check,
+            is_cut=is_cut,
         )
         self._clock = SaveClock(dist.get_world_size()) if job.saves_by_clock and dist.get_rank() == 0 else None
         self.last_step = resumed_step  # the newest that is saved or is being saved
@@ -112,13 +116,22 @@ class Saves:
         """Wait for checkpoints that are being written, at most `timeout_s`."""
         return self._saver.close(timeout_s=timeout_s)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saver.is_busy
+
+    def abandon(self, why: str) -> None:
+        """Let the save that is being written fail on all ranks at once: a rank that takes part in it has gone."""
+        self._saver.abandon(why)
+
     def _scalars(self, progress: Counts) -> dict[str, JSON]:
         state = torch.random.get_rng_state().numpy().tobytes()
         return {
             "samples": progress.samples,
             "seed": self.job.seed,
             "digests": dict(self.digests),
-            "layout": str(self.job.plan.layout),
+            "layout": str(self.job.layout),
             "random_state": base64.b64encode(state).decode(),
         }
 
@@ -126,6 +139,19 @@ class Saves:
 def has_checkpoint(job: TrainingJob) -> bool:
     """Whether the run has ever completed a checkpoint. A damaged one counts too, because it must not be ignored silently."""
     return bool(step_folders(job.checkpoints))
+
+
+def set_aside(job: TrainingJob, sound_step: int) -> None:
+    """Rename the checkpoints after a step, so that a run does not continue from them: they may hold a damaged state.
+
+    In object storage their manifests are renamed, and the next save removes them.
+    """
+    for found in step_folders(job.checkpoints):
+        if found.step > sound_step and isinstance(found.path, Remote):
+            (found.path / f"unsound-{MANIFEST}").write((found.path / MANIFEST).read())
+            (found.path / MANIFEST).remove()
+        elif found.step > sound_step and not isinstance(found.path, Remote):
+            found.path.rename(found.path.with_name(f"unsound-{found.path.name}"))
 
 
 def find(job: TrainingJob, refused: Mapping[str, str]) -> Found:
@@ -227,9 +253,7 @@ def restore(replica: Replica, manifest: Manifest) -> None:
 
 def tensor_names(replica: Replica) -> set[str]:
     """Names of all tensors of the run, over all ranks; they follow from the model."""
-    from meshwright.train.model.transformer import Transformer
-
-    with torch.device("meta"):
-        whole = Transformer(replica.model)
-    kinds = ("weights", "adam_mean", "adam_square")
-    return {f"{kind}/{name}" for kind in kinds for name, _ in whole.named_tensors()}
+    trained = trained_shapes(replica.model, replica.workload.adapters)
+    untrained = {name for name in trained if is_untrained(name)}
+    names = {f"{kind}/{name}" for kind in ("adam_mean", "adam_square") for name in trained.keys() - untrained}
+    return names | {f"weights/{name}" for name in trained} | state_names(replica.model, replica.training.balance)

@@ -107,19 +107,27 @@ def _files(attempt: Attempt) -> SaveFiles:
     return StoredFiles(attempt, folder) if isinstance(folder, Remote) else DiskFiles(attempt, folder)
 
 
+def give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:
+    """Remove the shards of `ranks`, and send the reason to the other ranks, as far as disk or object storage allow."""
+    _give_up(attempt, _files(attempt), ranks, why)
+
+
+def _give_up(attempt: Attempt, files: SaveFiles, ranks: Iterable[int], why: str) -> None:
+    attempt.post_failure(why)
+    files.give_up(ranks, why)
+
+
 @contextmanager
 def _failures_are_reported(attempt: Attempt, files: SaveFiles, ranks: Iterable[int]) -> Iterator[None]:
     """Report any error in the block to the other ranks before it is raised; the shards of `ranks` are removed."""
     try:
         yield
     except MeshwrightError as error:
-        attempt.post_failure(error.what)
-        files.give_up(ranks, error.what)
+        _give_up(attempt, files, ranks, error.what)
         raise
     except Exception as error:
         failure = CheckpointError(f"the save of step {attempt.step} failed: {error!r}", where=files.where)
-        attempt.post_failure(failure.what)
-        files.give_up(ranks, failure.what)
+        _give_up(attempt, files, ranks, failure.what)
         raise failure from error
 
 
