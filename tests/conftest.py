@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 from hypothesis import settings
 
 from meshwright.say.document import Document, Lines, Note, Pairs, Picture, Table, Text
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests in several folders use object_servers
+
+from object_servers import azure, azurite_server, moto_server, proxy, s3  # noqa: F401 - fixtures
 
 settings.register_profile("house", deadline=None)
 settings.load_profile("house")

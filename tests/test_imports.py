@@ -38,6 +38,7 @@ ARROW = (
     ("cost",),
     ("describe",),
     ("record",),
+    ("storage",),
     ("files", "frames"),
     ("units", "arguments", "frozen"),
     ("errors",),

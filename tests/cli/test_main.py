@@ -45,7 +45,10 @@ def test_version(capsys):
         (["--versio"], "meshwright: no option --versio\n  where: meshwright\n  fix:   did you mean --version?\n"),
         (["corpus"], "meshwright: no command is given\n  where: meshwright corpus\n  fix:   see meshwright corpus --help\n"),
         (["corpus", "bild"], "meshwright: no command 'bild'\n  where: meshwright corpus\n  fix:   did you mean build?\n"),
-        (["corpus", "show"], "meshwright: DIR is missing\n  where: meshwright corpus show\n  fix:   add DIR (Folder of a corpus)\n"),
+        (
+            ["corpus", "show"],
+            "meshwright: DIR is missing\n  where: meshwright corpus show\n  fix:   add DIR (Folder of a corpus, or its URL)\n",
+        ),
         (["generate", "x"], "meshwright: --prompt is missing\n  where: meshwright generate\n  fix:   add --prompt TEXT (Text to continue;"),
         (["simulate", "x", "--steps=0"], "meshwright: --steps is '0'\n  where: --steps\n  fix:   give a whole number: 1 to 1,000,000\n"),
         (["simulate", "x", "--jitter", "a"], "meshwright: --jitter is 'a'\n  where: --jitter\n  fix:   give a number: 0 to 1,000\n"),

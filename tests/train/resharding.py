@@ -22,7 +22,7 @@ from meshwright.train.parallel.batches import micro_batch, sample_numbers
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import Replica
-from meshwright.train.saves import Saves, restore, tensor_names
+from meshwright.train.saves import Saves, read_state, restore, tensor_names
 
 NUM_STEPS = 2  # before the state is saved
 
@@ -72,7 +72,8 @@ def load_at(plan: Plan, corpus: Path, paths: Sequence[Path]) -> list[Next]:
     for path in paths:
         replica = _replica(plan, mesh)
         torch.manual_seed(SEED + 1)
-        manifest = restore(replica, path, tensor_names(replica))
+        manifest = read_state(replica, path, tensor_names(replica))
+        restore(replica, manifest)
         assert manifest.step == NUM_STEPS
         found.append(_next(plan, mesh, replica, samples, int(manifest.scalars["samples"])))
     mesh.close()

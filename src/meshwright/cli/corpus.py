@@ -86,7 +86,7 @@ def build(
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a corpus.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a corpus, or its URL.", show_default=False)],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare its hash with the manifest.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -99,9 +99,10 @@ def show(
       meshwright corpus show corpora/books --verify --json
     """
     from meshwright.cli.show import show as print_document
+    from meshwright.cli.urls import corpus_here
     from meshwright.train.data.corpus import Corpus
 
-    print_document(corpus_document(Corpus.open(folder, verify="hashes" if verify else "sizes")), as_json=as_json)
+    print_document(corpus_document(Corpus.open(corpus_here(folder), verify="hashes" if verify else "sizes")), as_json=as_json)
 
 
 def _with_rate(report: Report, clock_s: Callable[[], float] = time.monotonic) -> Report:

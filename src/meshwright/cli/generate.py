@@ -21,7 +21,7 @@ PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | 
 def generate(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="A run folder (runs/NAME), a Hugging Face folder of a Llama model, or an adapter."),
+        typer.Argument(metavar="RUN", help="A run folder (runs/NAME) or its URL, a Hugging Face folder of a Llama model, or an adapter."),
     ],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue; '' begins a new document.")],
     tokens: Annotated[int, typer.Option(metavar="N", min=0, max=MOST_TOKENS, help="Maximum number of new tokens.")] = 100,
@@ -49,18 +49,21 @@ def generate(
     """
     from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error
+    from meshwright.cli.urls import checkpoints_of, run_here
     from meshwright.train.folders import check_trained
     from meshwright.train.model.sampling import check_sampling
 
     check_sampling(temperature, top_k, top_p)
-    check_trained(run)
+    folder = run_here(run)
+    check_trained(folder)
     torch_or_error()
     import torch  # takes seconds, so mistakes are reported first
 
     from meshwright.train.interop.trained import load_trained
     from meshwright.train.model import generate as by_model
 
-    trained = load_trained(run, torch.device("cuda" if torch.cuda.is_available() else "cpu"), base_model)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trained = load_trained(folder, device, base_model, checkpoints_of(run))
     given = trained.chat_tokens(prompt) if chat else trained.tokens_of(prompt)
     trained.check_fits(len(given), tokens)
     drawn = by_model.generate(

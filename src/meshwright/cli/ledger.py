@@ -11,7 +11,7 @@ from meshwright.cli.options import AsJson, RegionName
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `meshwright train` or `meshwright simulate`.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `meshwright train` or `meshwright simulate`, or its URL.")],
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every entry to this file, as CSV.", show_default=False)] = None,
     price: Annotated[
         str | None, typer.Option(metavar="USD/H", help="2.5USD/h per accelerator, instead of the recorded price.", show_default=False)
@@ -28,6 +28,7 @@ def ledger(
       meshwright ledger runs/first --price 2.5USD/h --json
     """
     from meshwright.cli.show import show
+    from meshwright.cli.urls import run_here
     from meshwright.errors import InputError
     from meshwright.files import check_ending, write_whole
     from meshwright.ledger import ledger_csv, ledger_of, read_rate
@@ -36,7 +37,7 @@ def ledger(
     if csv is not None and csv.is_dir():
         raise InputError("cannot write a table over a folder", where=str(csv), fix="name a file: --csv ledger.csv")
     check_ending(csv, "the table of entries", ".csv")
-    found = ledger_of(run, price=None if price is None else read_rate(price), region=region)
+    found = ledger_of(run_here(run), price=None if price is None else read_rate(price), region=region)
     if csv is not None:
         write_whole(csv, ledger_csv(found))
     show(ledger_document(found).with_files({"entries": csv}), as_json=as_json)

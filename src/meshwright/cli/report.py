@@ -11,7 +11,9 @@ from meshwright.cli.options import AsJson, AsMarkdown
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or Chrome traces (.json, .json.gz) of torch.profiler.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders (or their URLs), or Chrome traces (.json, .json.gz) of torch.profiler.")
+    ],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Page to write; default: report.html, unless --json or --markdown is given.")
     ] = None,
@@ -27,6 +29,7 @@ def report(
       meshwright report runs/first runs/second --markdown
     """
     from meshwright.cli.show import check_format, show
+    from meshwright.cli.urls import run_here
     from meshwright.errors import InputError, printable
     from meshwright.files import check_ending
     from meshwright.record.chrome_trace import is_trace
@@ -40,6 +43,7 @@ def report(
     check_format(as_json=as_json, as_markdown=as_markdown)
     check_ending(out, "the page", ".html", ".htm")
     page = out or (None if as_json or as_markdown else Path("report.html"))
+    paths = [run_here(path) for path in paths]
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):
         raise InputError("runs and traces do not go on one page", where=str(traces[0]), fix="make a report of each")

@@ -75,6 +75,9 @@ def check_installed() -> None:
 
 def check_runs(runs: Path) -> None:
     """Raise if this cannot be a folder of runs. The default one may be missing: the first run creates it."""
+    from meshwright.cli.urls import check_on_disk
+
+    check_on_disk(runs, "runs that are shown live")
     if (runs / "run.json").exists():
         raise InputError(
             "this is the folder of one run", where=str(runs), fix=f"give the folder that contains it: meshwright serve {runs.parent}"

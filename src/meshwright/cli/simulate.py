@@ -72,9 +72,11 @@ def simulate(
     options = {key: value for key, value in locals().items() if key not in ("plan", "as_json", "slow_rank")}
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
+    from meshwright.cli.urls import check_on_disk
     from meshwright.say.simulation import simulation_document
     from meshwright.simulator.simulation import simulate as simulated
 
+    check_on_disk(runs, "simulated runs")
     with progress_bar() as progress:
         found = simulated(plan, slow_rank=slow_rank or (), progress=progress, **options)
     show(simulation_document(found), as_json=as_json)

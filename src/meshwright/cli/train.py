@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile, RunsDir
+from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile, RunsPlace
 
 # Wishes have their unit in their name.
 RENAMED = {"stall_timeout": "stall_timeout_s", "grace": "grace_s", "rendezvous_timeout": "rendezvous_timeout_s"}
@@ -27,7 +27,7 @@ def train(
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the run folder; default: model, layout and time.", show_default=False)
     ] = "",
-    runs: RunsDir = Path("runs"),
+    runs: RunsPlace = Path("runs"),
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue a run as it was started; without --name, the newest in the runs folder."),
@@ -77,7 +77,10 @@ def train(
         ),
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Corpus to train on, instead of the workload's.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR|URL", help="Corpus to train on, instead of the workload's: a folder, or s3://... or az://...", show_default=False
+        ),
     ] = None,
     start_from: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Hugging Face folder whose weights the run starts from.", show_default=False)

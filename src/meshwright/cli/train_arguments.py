@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.record.header import RunHeader, read_header
 from meshwright.record.run import list_runs
+from meshwright.storage import Remote, is_url
 
 # The options that a resumed run keeps, with the types they have in a header. Layout and profile are in its plan.
 KEPT: dict[str, tuple[type, ...]] = {
@@ -66,6 +67,7 @@ class Wishes:
     ranks_per_gpu: int = 1
     trace_from: int = 0
     secret: Path | None = None
+    remote: Remote | None = None  # the URL of the runs, if they are in object storage; `runs` is then a folder of this machine
     skip_batches: int = 3
     spike_deviations: float = 20.0
     rebalance: bool = False
@@ -76,7 +78,11 @@ class Wishes:
 def kept_arguments(wishes: Wishes, corpus: Path | None) -> dict[str, Any]:
     """The options that the run's header keeps; paths are absolute, because the run may be continued from another folder."""
     values = {name: getattr(wishes, name) for name in KEPT} | {"corpus": corpus}
-    return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in values.items()}
+    return {name: _kept(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def _kept(path: Path) -> str:
+    return str(Remote.at(path)) if is_url(path) else str(path.absolute())
 
 
 def with_kept(wishes: Wishes) -> Wishes:

@@ -17,6 +17,7 @@ from meshwright.cli.retries import is_retried
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run, with_kept
 from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.cli.train_show import show_next, show_run, show_start
+from meshwright.cli.urls import cache_folder, corpus_here, store_end, with_local_runs
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
@@ -30,6 +31,7 @@ from meshwright.predict.software import on_profile, software
 from meshwright.record.header import check_name, read_header
 from meshwright.record.lock import Held
 from meshwright.record.writer import discard_unstarted, is_unstarted
+from meshwright.storage.apart import apart
 
 if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
@@ -102,6 +104,8 @@ def run_once(job: TrainingJob, is_gpu: bool) -> tuple[int, Failure | None]:
         found.append(failure)
 
     code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu), failed)
+    if code and (unstored := store_end(job)):
+        print(f"meshwright: {unstored}", file=sys.stderr)
     return code, found[0] if found else None
 
 
@@ -113,6 +117,7 @@ def _kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> i
 
 def settled(wishes: Wishes) -> Wishes:
     """The options with the name of the run and whether it continues; if it does, with all options that it was started with."""
+    wishes = with_local_runs(wishes)
     if wishes.resume_if_exists:
         if not wishes.name:
             raise InputError("which run should be started or continued?", where="--resume-if-exists", fix="name it: --name NAME")
@@ -125,7 +130,7 @@ def settled(wishes: Wishes) -> Wishes:
         print(f"meshwright: continuing the newest run, {wishes.runs / wishes.name}", file=sys.stderr)
     if not (wishes.runs / check_name(wishes.name)).is_dir():
         fix = "name a run that is there, or start it: --resume-if-exists does either"
-        raise InputError(f"no run named {wishes.name!r}", where=str(wishes.runs), fix=fix)
+        raise InputError(f"no run named {wishes.name!r}", where=str(wishes.remote or wishes.runs), fix=fix)
     return with_kept(wishes)
 
 
@@ -175,7 +180,7 @@ def run_launched(wishes: Wishes, verb: Verb) -> int:
         place = _met(wishes.rendezvous_timeout_s, secret)
         agree(place, facts_of(job, material.digest))
         if needs_shared_folder(job):
-            check_shared(place, job.runs)
+            check_shared(place, job.remote or job.runs)
         if is_first:
             show_start(job, verb.reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
@@ -208,7 +213,10 @@ def _check_with_torch(job: TrainingJob) -> None:
     """The checks that need torch, which takes seconds to load: the others have been made before."""
     from meshwright.train.saves import check_steps
 
-    check_steps(job)
+    if job.remote:
+        apart(lambda: check_steps(job))
+    else:
+        check_steps(job)
     share_gpus(job)
 
 
@@ -245,7 +253,8 @@ def show_end(job: TrainingJob, wishes: Wishes, verb: Verb) -> None:
     if status == "stopped" and not job.saves_at_end:
         print("meshwright: stopped; nothing was saved, as --no-save asks, so the run cannot be continued", file=sys.stderr)
     elif status == "stopped":
-        again = shlex.join(["meshwright", verb.name, "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
+        where = str(job.remote or job.runs)
+        again = shlex.join(["meshwright", verb.name, "--runs", where, "--name", job.name, "--resume", *more_money(job)])
         print(f"meshwright: stopped and saved; continue with: {again}", file=sys.stderr)
 
 
@@ -271,6 +280,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
     job = TrainingJob(
         plan=plan,
         runs=wishes.runs,
+        remote=wishes.remote,
         name=name,
         corpus=corpus,
         seed=wishes.seed,
@@ -287,7 +297,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
         allow_changed=wishes.allow_changed,
         start_from=wishes.start_from,
         plan_text=plan_bytes(plan),
-        arguments=kept_arguments(wishes, None if is_embedded(wishes, plan) else corpus),
+        arguments=kept_arguments(wishes, None if is_embedded(wishes, plan) else named_corpus(wishes, plan)),
         may_start_over=wishes.resume_if_exists,
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
@@ -437,22 +447,26 @@ def is_embedded(wishes: Wishes, plan: Plan) -> bool:
     return wishes.corpus is None and plan.workload.training is not None and plan.workload.training.corpus == EMBEDDED_CORPUS
 
 
+def named_corpus(wishes: Wishes, plan: Plan) -> Path:
+    """The corpus as the command line or the workload names it: a folder or a URL."""
+    return wishes.corpus or Path(plan.workload.training.corpus if plan.workload.training else "")
+
+
 def corpus_of(wishes: Wishes, plan: Plan) -> Path:
     """The folder of the corpus; the embedded corpus is made if it does not exist yet."""
     if wishes.corpus is not None:
-        return wishes.corpus
+        return corpus_here(wishes.corpus)
     named = plan.workload.training.corpus if plan.workload.training else ""
     if not named:
         raise InputError(
             "no corpus to train on", where="workload.training.corpus", fix="give one: --corpus DIR (see `meshwright corpus build`)"
         )
     if named != EMBEDDED_CORPUS:
-        return Path(named)
+        return corpus_here(Path(named))
     from meshwright.train.data.standard_library import default_corpus
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
     with progress_bar() as report:
-        return default_corpus(cache, plan.model.vocab_size, report=report).folder
+        return default_corpus(cache_folder(), plan.model.vocab_size, report=report).folder
 
 
 def on_gpus(plan: Plan) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cli.show import show
+from meshwright.cli.urls import where_is
 from meshwright.ledger import predicted_s
 from meshwright.plan.plan import Plan
 from meshwright.record.run import read_run
@@ -31,7 +32,7 @@ def start_document(job: TrainingJob, layout_reason: str) -> Document:
         ("on", _material(job), ""),
         ("layout", f"{plan.layout.degrees} on {plan.layout.num_ranks} ranks ({plan.cluster.name}): {layout_reason}", ""),
         ("until", f"{goal}; {seconds(plan.step_s)} per step and at most {seconds(predicted)} in total, as predicted", ""),
-        ("record", f"{job.folder}, saved {_saving(job)}", ""),
+        ("record", f"{where_is(job)}, saved {_saving(job)}", ""),
     )
     return Document(kind="training-start", title=f"training {plan.model.name}", blocks=(Pairs("", rows),))
 
@@ -56,7 +57,8 @@ def _saving(job: TrainingJob) -> str:
 
 def next_document(job: TrainingJob) -> Document:
     """How to look at the run: commands to copy."""
-    page = shlex.join(["meshwright", "report", str(job.folder), "--out", str(job.folder / "report.html")])
+    out = Path("report.html") if job.remote else job.folder / "report.html"
+    page = shlex.join(["meshwright", "report", where_is(job), "--out", str(out)])
     live = shlex.join(["meshwright", "serve", str(job.runs)])
     lines = Lines("to look at it", (f"a page of this run:  {page}", f"all runs, live:      {live}"))
     return Document(kind="training-next", title="to look at it", blocks=(lines,))

@@ -10,15 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from meshwright.errors import InputError
 from meshwright.files import refusal
+from meshwright.storage.lease import Held as Held
 
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)  # errors of a disk without locks: then the lock cannot be checked
-
-
-class Held(InputError):
-    """Another process writes the run at this moment."""
 
 
 class RunLock:

@@ -25,10 +25,11 @@ from meshwright.record.lines import line_of, object_in
 from meshwright.record.lock import LOCK, RunLock
 from meshwright.record.money import sealed_money
 from meshwright.record.run import ASIDE, aside_step
+from meshwright.record.stored import OWN
 
 BULK_LINES = 4096
 # What a run writes before its first step.
-FIRST_FILES = (ASIDE, "plan.json", "steps.jsonl", "events.jsonl", "mlperf.log", "tokenizer.json", "tokenizer_config.json", "run.json")
+FIRST_FILES = (ASIDE, OWN, "plan.json", "steps.jsonl", "events.jsonl", "mlperf.log", "tokenizer.json", "tokenizer_config.json", "run.json")
 
 
 class RunWriter:
@@ -170,7 +171,7 @@ class RunWriter:
 
 def is_free(folder: Path) -> bool:
     """Whether a new run can be started in `folder`: it contains nothing but the lock of this process."""
-    return all(entry.name == LOCK for entry in folder.iterdir())
+    return all(entry.name in (LOCK, OWN) for entry in folder.iterdir())
 
 
 def is_unstarted(folder: Path) -> bool:

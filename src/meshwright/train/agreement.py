@@ -21,8 +21,9 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import refusal
+from meshwright.storage import Location, Remote
 from meshwright.train.job import TrainingJob
 from meshwright.train.launch import Place, ReportedElsewhere
 
@@ -198,8 +199,8 @@ def needs_shared_folder(job: TrainingJob) -> bool:
     return job.saves_at_end or job.saves_by_clock or job.checkpoint_steps > 0 or job.resume
 
 
-def check_shared(place: Place, runs: Path, *, seen_s: float = SEEN_S) -> None:
-    """Raise an error if the ranks do not see the same folder: each must read what rank 0 has just written there."""
+def check_shared(place: Place, runs: Location, *, seen_s: float = SEEN_S) -> None:
+    """Raise an error if the ranks do not see the same folder or URL: each must read what rank 0 has just written there."""
     if place.num_ranks == 1:
         return
     store = place.control
@@ -209,8 +210,8 @@ def check_shared(place: Place, runs: Path, *, seen_s: float = SEEN_S) -> None:
             store.set("shared/file", path.name)
             answers = _values(place, [f"shared/seen/{rank}" for rank in range(1, place.num_ranks)])
         finally:
-            with suppress(OSError):
-                os.unlink(path)
+            with suppress(OSError, MeshwrightError):
+                path.remove() if isinstance(path, Remote) else os.unlink(path)
         blind = [rank for rank, answer in enumerate(answers, start=1) if answer != "yes"]
         store.set("shared/verdict", "no" if blind else "yes")
         if blind:
@@ -218,7 +219,8 @@ def check_shared(place: Place, runs: Path, *, seen_s: float = SEEN_S) -> None:
             raise InputError(
                 f"the folder of runs is not shared: {ranks_in_words(blind)} {verb} not see what rank 0 writes there",
                 where=str(runs),
-                fix="name a folder that all nodes share: --runs DIR; or train without checkpoints: --no-save",
+                fix="name a folder that all nodes share: --runs DIR; or use object storage: --runs s3://BUCKET/FOLDER; "
+                "or train without checkpoints: --no-save",
             )
         return
     with _rank_0_reports():
@@ -229,9 +231,12 @@ def check_shared(place: Place, runs: Path, *, seen_s: float = SEEN_S) -> None:
         raise ReportedElsewhere("the folder of runs is not shared")
 
 
-def _written(runs: Path) -> Path:
+def _written(runs: Location) -> Location:
     """A new file with a name that nobody can guess, and that name in it."""
     name = f".meshwright-{uuid.uuid4().hex}"
+    if isinstance(runs, Remote):
+        (runs / name).write(name.encode())
+        return runs / name
     try:
         runs.mkdir(parents=True, exist_ok=True)
         (runs / name).write_text(name)
@@ -240,11 +245,11 @@ def _written(runs: Path) -> Path:
     return runs / name
 
 
-def _is_seen(path: Path, seen_s: float) -> bool:
+def _is_seen(path: Location, seen_s: float) -> bool:
     until_s = time.monotonic() + seen_s
     while True:
-        with suppress(OSError):
-            if path.read_text() == path.name:
+        with suppress(OSError, MeshwrightError):
+            if (path.read().decode() if isinstance(path, Remote) else path.read_text()) == path.name:
                 return True
         if time.monotonic() > until_s:
             return False

@@ -12,6 +12,7 @@ from meshwright.record.lock import check_free
 from meshwright.record.writer import is_free, is_unstarted
 
 PLAN = "plan.json"
+CHECKPOINTS = "checkpoints"
 ADAPTER = "adapter_config.json"
 
 

@@ -15,7 +15,9 @@ from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
+from meshwright.storage import Location, Remote
 from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings
+from meshwright.train.folders import CHECKPOINTS
 from meshwright.train.incidents import Incident
 from meshwright.train.membership import Membership, layout_with
 from meshwright.train.tuning.dataset import DataSet
@@ -29,6 +31,7 @@ class TrainingJob:
 
     plan: Plan
     runs: Path  # the folder that holds runs
+    remote: Remote | None = None  # where checkpoints and a copy of the records are kept; None: in the run's folder alone
     name: str
     corpus: Path
     seed: int = 0
@@ -67,6 +70,11 @@ class TrainingJob:
     def folder(self) -> Path:
         """The run's folder."""
         return self.runs / self.name
+
+    @property
+    def checkpoints(self) -> Location:
+        """The folder of the run's checkpoints."""
+        return (self.remote / self.name if self.remote else self.folder) / CHECKPOINTS
 
     @property
     def layout(self) -> Layout:

@@ -86,6 +86,21 @@ def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
     return decided
 
 
+def agreed_by_all(place: Place, what: str, trouble: str) -> str:
+    """The first trouble that a rank reports, in the order of ranks, with that rank; empty if none has any. Every rank returns the same."""
+    if place.rank:
+        place.control.set(f"trouble/{what}/{place.rank}", trouble)
+
+    def collect() -> str:
+        keys = [f"trouble/{what}/{rank}" for rank in range(1, place.num_ranks)]
+        if keys:
+            place.control.wait(keys, timedelta(seconds=AGREEMENT_S))
+        texts = [trouble, *(place.control.get(key).decode() for key in keys)]
+        return next((f"{text} (found by rank {rank})" for rank, text in enumerate(texts) if text), "")
+
+    return agreed(place, what, collect)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why the ranks ended too early, as seen by the process that started them."""

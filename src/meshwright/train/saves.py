@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError
 from meshwright.plan.plan import read_plan
+from meshwright.storage import Location, Remote
 from meshwright.train.checkpoint import (
     AsyncSaver,
+    CheckpointError,
     Found,
     Keep,
     Manifest,
@@ -28,7 +30,8 @@ from meshwright.train.checkpoint import (
 )
 from meshwright.train.checkpoint.clock import SaveClock
 from meshwright.train.checkpoint.durable import JSON
-from meshwright.train.checkpoint.folder import step_folders
+from meshwright.train.checkpoint.folder import check_whole, newest_passing, step_folders
+from meshwright.train.checkpoint.loading import MOST_THREADS, REMOTE_THREADS
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
 from meshwright.train.interop.trained import trained_shapes
@@ -57,16 +60,18 @@ class Saves:
         *,
         store: SealedStore | None = None,
         is_hurried: Callable[[], bool] = lambda: False,
+        check: Callable[[], None] = lambda: None,
         is_cut: Callable[[], bool] = bool,
     ) -> None:
         self.job, self.replica, self.digests, self.is_hurried = job, replica, digests, is_hurried
         self._saver = AsyncSaver(
-            folder_of(job),
+            job.checkpoints,
             rank=dist.get_rank(),
             num_ranks=dist.get_world_size(),
             token=shared_token(),
             keep=Keep(last=job.keep_last, every_steps=job.keep_every),
             notices=StoreNotices(store) if store is not None else None,
+            check=check,
             is_cut=is_cut,
         )
         self._clock = SaveClock(dist.get_world_size()) if job.saves_by_clock and dist.get_rank() == 0 else None
@@ -131,30 +136,37 @@ class Saves:
         }
 
 
-def folder_of(job: TrainingJob) -> Path:
-    """The folder of a run's checkpoints."""
-    return job.folder / "checkpoints"
-
-
 def has_checkpoint(job: TrainingJob) -> bool:
     """Whether the run has ever completed a checkpoint. A damaged one counts too, because it must not be ignored silently."""
-    return bool(step_folders(folder_of(job)))
+    return bool(step_folders(job.checkpoints))
 
 
 def set_aside(job: TrainingJob, sound_step: int) -> None:
-    """Rename the checkpoints after a step, so that a run does not continue from them: they may hold a damaged state."""
-    for found in step_folders(folder_of(job)):
-        if found.step > sound_step:
+    """Rename the checkpoints after a step, so that a run does not continue from them: they may hold a damaged state.
+
+    In object storage their manifests are renamed, and the next save removes them.
+    """
+    for found in step_folders(job.checkpoints):
+        if found.step > sound_step and isinstance(found.path, Remote):
+            (found.path / f"unsound-{MANIFEST}").write((found.path / MANIFEST).read())
+            (found.path / MANIFEST).remove()
+        elif found.step > sound_step and not isinstance(found.path, Remote):
             found.path.rename(found.path.with_name(f"unsound-{found.path.name}"))
 
 
-def find(job: TrainingJob) -> Found:
-    """The newest checkpoint that is complete and readable; an error if there is none."""
-    found = newest_loadable(folder_of(job))
+def find(job: TrainingJob, refused: Mapping[str, str]) -> Found:
+    """The newest complete checkpoint that is not among `refused` (names, and why); an error if there is none. Contents are not read."""
+
+    def passes(path: Location) -> None:
+        if path.name in refused:
+            raise CheckpointError(refused[path.name])
+        check_whole(path)
+
+    found = newest_passing(job.checkpoints, passes)
     if found.path is None:
         skipped = "; ".join(f"{path.name}: {why}" for path, why in found.skipped) or "there is none"
         fix = "start the run again under another name" if found.skipped else f"start it over: --name {job.name} --resume-if-exists"
-        raise InputError(f"no checkpoint to continue from: {skipped}", where=str(folder_of(job)), fix=fix)
+        raise InputError(f"no checkpoint to continue from: {skipped}", where=str(job.checkpoints), fix=fix)
     return found
 
 
@@ -162,10 +174,10 @@ def check_steps(job: TrainingJob) -> None:
     """Raise an error if a run that is resumed has already passed the step at which it should end."""
     if not job.resume or job.num_steps is None:
         return
-    newest_step = newest(folder_of(job)).step  # by name and size; hashes, which take longer, only if they decide
+    newest_step = newest(job.checkpoints).step  # by name and size; hashes, which take longer, only if they decide
     if newest_step is None or newest_step <= job.num_steps:
         return
-    found = newest_loadable(folder_of(job)).step
+    found = newest_loadable(job.checkpoints).step
     if found is not None and found > job.num_steps:
         raise InputError(
             f"the run has passed step {job.num_steps}: its newest checkpoint is of step {found}",
@@ -174,7 +186,7 @@ def check_steps(job: TrainingJob) -> None:
         )
 
 
-def check_resumable(job: TrainingJob, path: Path, digests: dict[str, str]) -> Manifest:
+def check_resumable(job: TrainingJob, path: Location, digests: dict[str, str]) -> Manifest:
     """The manifest of a checkpoint from which this run may be resumed."""
     manifest = read_manifest(path)
     _check_scalars(manifest, path)
@@ -183,7 +195,7 @@ def check_resumable(job: TrainingJob, path: Path, digests: dict[str, str]) -> Ma
     return manifest
 
 
-def _check_scalars(manifest: Manifest, path: Path) -> None:
+def _check_scalars(manifest: Manifest, path: Location) -> None:
     """Raise an error if a manifest does not contain valid values besides its tensors. A hash only shows that the bytes are unchanged."""
     scalars = manifest.scalars
     samples, marks = scalars.get("samples"), scalars.get("digests")
@@ -221,14 +233,22 @@ def _changes(job: TrainingJob, manifest: Manifest) -> dict[str, str]:
     return {"plan": "; ".join(found)} if found else {}
 
 
-def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:
-    """Load weights and moments from a checkpoint of any layout."""
+def read_state(replica: Replica, path: Location, names: Collection[str], num_local_ranks: int = 1) -> Manifest:
+    """Read this rank's weights and moments from a checkpoint of any layout; every block is compared with its hash.
+
+    Together the ranks read every block, so that damage anywhere is found by one of them. The ranks of one machine share its cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads = max(min(cores // num_local_ranks, MOST_THREADS), REMOTE_THREADS if isinstance(path, Remote) else 1)
     with torch.no_grad():
-        manifest = load(path, replica.state(), names=names)
+        return load(path, replica.state(), names=names, num_threads=num_threads)
+
+
+def restore(replica: Replica, manifest: Manifest) -> None:
+    """Continue from the state that all ranks have read."""
     replica.set_num_updates(manifest.step)
     replica.publish()
     torch.random.set_rng_state(torch.frombuffer(bytearray(_random_state(manifest.scalars)), dtype=torch.uint8))
-    return manifest
 
 
 def tensor_names(replica: Replica) -> set[str]:

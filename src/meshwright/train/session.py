@@ -6,10 +6,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,9 +21,10 @@ from meshwright.record.flight import remove_traces
 from meshwright.record.header import RunHeader
 from meshwright.record.lock import RunLock
 from meshwright.record.run import read_run
+from meshwright.record.stored import Mirror
 from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
-from meshwright.train.checkpoint import Piece
-from meshwright.train.checkpoint.durable import CheckpointError
+from meshwright.storage import Location
+from meshwright.train.checkpoint import CheckpointError, Manifest, Piece
 from meshwright.train.checks import check_job
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.limit import Limit
@@ -34,7 +34,7 @@ from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.peft import load_peft
 from meshwright.train.interop.trained import weights_in
 from meshwright.train.job import TrainingJob, digests, log_settings
-from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
+from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, agreed_by_all, explain_failure
 from meshwright.train.loop import CHANGED, Parts, Progress, train
 from meshwright.train.material import Material
 from meshwright.train.model.initial import initial_weights
@@ -44,10 +44,11 @@ from meshwright.train.record.ending import flight_line, gone_ranks, loss_in_word
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
+from meshwright.train.record.storing import mirror_of, say_unstored
 from meshwright.train.record.tracer import Tracer
 from meshwright.train.replay import Unsound
 from meshwright.train.replica import Replica
-from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
+from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, read_state, restore, tensor_names
 
 START_PATIENCE_S = 600.0
 OWED = "owed"
@@ -106,8 +107,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
             layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
         )
         recorder.groups = mesh.made
-        with _locked(job, place):
-            status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup)
+        with _locked(job, place) as mirror:
+            status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup, mirror)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -140,6 +141,7 @@ def _train(
     begun_s: float,
     recorder: Recorder,
     regroup: Regroup | None,
+    mirror: Mirror | None,
 ) -> str:
     """The run from opening its folder to its end, or to the end of a generation; how it ended.
 
@@ -175,6 +177,7 @@ def _train(
             store=place.control,
             is_hurried=lambda: stop.is_asked,
             is_cut=regroup.is_cut if regroup else bool,
+            check=_check_of(mirror),
         )
         if writer and not job.resume and not regroup:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
@@ -307,25 +310,46 @@ def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()
-    found = agreed(place, "checkpoint", lambda: _found(job, now))
-    if not found:
-        replica.fill_weights(_first_weights(job))
-        return Progress()
-    manifest = restore(replica, Path(found), tensor_names(replica))
-    return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
+    refused: dict[str, str] = {}  # damaged checkpoints; every rank has the same list
+    while name := agreed(place, f"checkpoint/{len(refused)}", lambda: _found(job, now, refused)):
+        manifest = _read_together(replica, job.checkpoints / name, place)
+        if isinstance(manifest, Manifest):
+            if place.rank == 0:
+                _say_continuing(job, refused)
+            restore(replica, manifest)
+            return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
+        refused[name] = manifest
+    replica.fill_weights(_first_weights(job))
+    return Progress()
 
 
-def _found(job: TrainingJob, now: dict[str, str]) -> str:
+def _read_together(replica: Replica, path: Location, place: Place) -> Manifest | str:
+    """The manifest of a checkpoint that every rank has read its part of; or what is damaged in it, the same text on every rank."""
+    manifest, damage = None, ""
+    try:
+        manifest = read_state(replica, path, tensor_names(replica), place.num_local_ranks)
+    except CheckpointError as error:
+        damage = error.what
+    found = agreed_by_all(place, f"read/{path.name}", damage)
+    return found or manifest or damage
+
+
+def _found(job: TrainingJob, now: dict[str, str], refused: Mapping[str, str]) -> str:
     """The checkpoint to resume from, checked against this run; empty if there is none and the run may start from the beginning."""
     if job.may_start_over and not has_checkpoint(job):
         print("the run has no checkpoint yet: it starts over", file=progress_stream(job), flush=True)
         return ""
-    found = find(job)
+    found = find(job, refused)
     assert found.path is not None
     check_resumable(job, found.path, now)
+    return found.path.name
+
+
+def _say_continuing(job: TrainingJob, refused: Mapping[str, str]) -> None:
+    found = find(job, refused)
+    assert found.path is not None
     skipped = "".join(f"; skipped {path.name}: {why}" for path, why in found.skipped)
     print(f"continuing from {found.path.name}, the newest complete checkpoint{skipped}", file=progress_stream(job), flush=True)
-    return str(found.path)
 
 
 def _first_weights(job: TrainingJob) -> Callable[[Piece], None]:
@@ -346,20 +370,28 @@ def _base_weights(job: TrainingJob) -> Callable[[Piece], None]:
 
 
 @contextmanager
-def _locked(job: TrainingJob, place: Place) -> Iterator[None]:
-    """Lock the run folder. If another process writes it, no rank continues."""
-    taken: list[RunLock] = []
+def _locked(job: TrainingJob, place: Place) -> Iterator[Mirror | None]:
+    """Lock the run folder, and its place in object storage if it has one. If another process writes it, no rank continues.
 
-    def take() -> str:
-        taken.append(RunLock.take(job.folder))
-        return str(job.folder)
+    Rank 0 gets the copying of the records to object storage, which renews that lock.
+    """
+    with ExitStack() as held:
+        mirrors: list[Mirror] = []
 
-    agreed(place, "lock", take)
-    try:
-        yield
-    finally:
-        for lock in taken:
-            lock.release()
+        def take() -> str:
+            held.enter_context(RunLock.take(job.folder))
+            if job.remote:
+                mirrors.append(mirror_of(job.folder, job.remote / job.name))
+                held.callback(say_unstored, job.folder, job.remote / job.name, mirrors[0])
+            return str(job.folder)
+
+        agreed(place, "lock", take)
+        yield mirrors[0] if mirrors else None
+
+
+def _check_of(mirror: Mirror | None) -> Callable[[], None]:
+    """What rank 0 checks before it completes a checkpoint: that no other process has taken over the run."""
+    return mirror.lease.check if mirror else lambda: None
 
 
 def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWriter | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.storage import Location
 
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
@@ -122,7 +123,7 @@ def read_json(path: Path) -> Any:
     return parse_json(bytes(text), path)
 
 
-def parse_json(text: bytes, path: Path) -> Any:
+def parse_json(text: bytes, path: Location) -> Any:
     """The value of JSON text from the file `path`."""
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)

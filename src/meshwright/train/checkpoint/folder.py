@@ -4,6 +4,8 @@ step-00000120                      whole, by the rename that gave it this name
 step-00000120.1                    the same step, saved again: the later one counts
 .step-00000120.partial-TOKEN-3     a save that is under way, or was cut off
 .trash-step-00000100-NONCE         on its way out
+
+In object storage a folder without a manifest is a save that is under way, or was cut off, or is on its way out (on_storage.py).
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.storage import Location, Remote
 from meshwright.train.checkpoint.durable import CheckpointError, explained, regular_file, remove_folder
 from meshwright.train.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from meshwright.train.checkpoint.source import sizes_at
 
 STEP = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9}))?")
 PARTIAL = re.compile(r"\.step-(\d{8,18})\.partial-([0-9a-f]+)-(\d{1,18})")
@@ -48,9 +52,9 @@ class Keep:
 class Found:
     """The newest checkpoint that can be used, if there is one, and the newer ones that cannot, with the reasons."""
 
-    path: Path | None
+    path: Location | None
     step: int | None
-    skipped: tuple[tuple[Path, str], ...]
+    skipped: tuple[tuple[Location, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -59,17 +63,20 @@ class StepFolder:
 
     step: int
     generation: int
-    path: Path
+    path: Location
 
 
 def step_path(folder: Path, step: int) -> Path:
     """A free name for a checkpoint of `step`."""
-    path = folder / f"step-{step:08d}"
     generation = 0
-    while os.path.lexists(path):
+    while os.path.lexists(folder / step_name(step, generation)):
         generation += 1
-        path = folder / f"step-{step:08d}.{generation}"
-    return path
+    return folder / step_name(step, generation)
+
+
+def step_name(step: int, generation: int) -> str:
+    """The name of a checkpoint; `generation` counts those of the same step."""
+    return f"step-{step:08d}.{generation}" if generation else f"step-{step:08d}"
 
 
 def partial_path(folder: Path, step: int, token: str, number: int) -> Path:
@@ -77,8 +84,10 @@ def partial_path(folder: Path, step: int, token: str, number: int) -> Path:
     return folder / f".step-{step:08d}.partial-{token}-{number}"
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder: Location) -> list[str]:
     """The names in a folder of checkpoints; none when there is no such folder."""
+    if isinstance(folder, Remote):
+        return folder.names()
     with explained("cannot list the checkpoints", folder):
         try:
             return sorted(os.listdir(folder))
@@ -86,27 +95,31 @@ def names_in(folder: Path) -> list[str]:
             return []
 
 
-def step_folders(folder: Path) -> list[StepFolder]:
+def step_folders(folder: Location) -> list[StepFolder]:
     """Everything named like a checkpoint, newest first."""
-    matches = [(name, STEP.fullmatch(name)) for name in names_in(folder)]
+    matches = [(name, STEP.fullmatch(name)) for name in names_in(folder) if is_begun(folder / name)]
     found = [StepFolder(step=int(m[1]), generation=int(m[2] or 0), path=folder / name) for name, m in matches if m]
     return sorted(found, reverse=True)
 
 
-def check_whole(path: Path) -> Manifest:
+def is_begun(path: Location) -> bool:
+    """Whether a name stands for a checkpoint: in object storage it does from the moment there is a manifest."""
+    return not isinstance(path, Remote) or (STEP.fullmatch(path.name) is not None and (path / MANIFEST).exists())
+
+
+def check_whole(path: Location) -> Manifest:
     """The manifest of a checkpoint that has all its files at their sizes, and no shard of another one. Contents are not read."""
-    if path.is_symlink() or not path.is_dir():
+    if not isinstance(path, Remote) and (path.is_symlink() or not path.is_dir()):
         raise CheckpointError(f"{path.name} is not a folder", where=str(path))
     manifest = read_manifest(path)
     named = STEP.fullmatch(path.name)
     if named and int(named[1]) != manifest.step:
         raise CheckpointError(f"{path.name} holds step {manifest.step}", where=str(path))
+    sizes = sizes_at(path, [file.name for file in manifest.files])
     for file in manifest.files:
-        with regular_file(path / file.name) as fd, explained(f"cannot read {file.name}", path / file.name):
-            size_bytes = os.fstat(fd).st_size
-        if size_bytes != file.size_bytes:
+        if sizes[file.name] != file.size_bytes:
             raise CheckpointError(
-                f"{file.name} has {size_bytes:,} bytes, and was saved with {file.size_bytes:,}", where=str(path / file.name)
+                f"{file.name} has {sizes[file.name]:,} bytes, and was saved with {file.size_bytes:,}", where=str(path / file.name)
             )
     listed = {file.name for file in manifest.files}
     for name in names_in(path):
@@ -115,7 +128,7 @@ def check_whole(path: Path) -> Manifest:
     return manifest
 
 
-def newest_passing(folder: Path, passes: Callable[[Path], object]) -> Found:
+def newest_passing(folder: Location, passes: Callable[[Location], object]) -> Found:
     """The newest checkpoint for which `passes` raises no CheckpointError, and why newer ones were skipped.
 
     A running process may remove a checkpoint while it is read. Then there is a newer one, and the folder is read again.
@@ -127,15 +140,15 @@ def newest_passing(folder: Path, passes: Callable[[Path], object]) -> Found:
     return found
 
 
-def _passing(folder: Path, passes: Callable[[Path], object]) -> tuple[Found, bool]:
+def _passing(folder: Location, passes: Callable[[Location], object]) -> tuple[Found, bool]:
     """The same with one reading of the folder, and whether nothing that was found has been removed meanwhile."""
-    skipped: list[tuple[Path, str]] = []
+    skipped: list[tuple[Location, str]] = []
     gone = False
     for candidate in step_folders(folder):
         try:
             passes(candidate.path)
         except CheckpointError as error:
-            if os.path.lexists(candidate.path):
+            if _is_there(candidate.path):
                 skipped.append((candidate.path, error.what))
             else:
                 gone = True
@@ -144,13 +157,20 @@ def _passing(folder: Path, passes: Callable[[Path], object]) -> tuple[Found, boo
     return Found(path=None, step=None, skipped=(*_unfinished(folder, 0), *skipped)), not gone
 
 
-def _unfinished(folder: Path, step: int) -> list[tuple[Path, str]]:
+def _is_there(path: Location) -> bool:
+    return (path / MANIFEST).exists() if isinstance(path, Remote) else os.path.lexists(path)
+
+
+def _unfinished(folder: Location, step: int) -> list[tuple[Location, str]]:
     """The saves from `step` on that were never finished."""
-    matches = [(name, PARTIAL.fullmatch(name)) for name in names_in(folder)]
+    pattern = STEP if isinstance(folder, Remote) else PARTIAL
+    matches = [(name, pattern.fullmatch(name)) for name in names_in(folder)]
+    if isinstance(folder, Remote):
+        matches = [(name, m) for name, m in matches if m and not is_begun(folder / name)]
     return [(folder / name, "the save was not finished") for name, m in matches if m and int(m[1]) >= step]
 
 
-def newest(folder: Path) -> Found:
+def newest(folder: Location) -> Found:
     """The newest complete checkpoint by manifest, names and sizes; hashes are checked when it is loaded."""
     return newest_passing(folder, check_whole)
 
@@ -167,7 +187,7 @@ def clean(folder: Path, token: str, number: int) -> list[str]:
     return removed
 
 
-def prune(folder: Path, keep: Keep, after: Path) -> list[str]:
+def prune(folder: Location, keep: Keep, after: Location) -> list[str]:
     """Remove complete checkpoints older than `after` that `keep` does not keep, and return their names.
 
     A damaged one is neither counted nor removed, because it may still be useful. One that is being read is removed next time.
@@ -190,8 +210,15 @@ def prune(folder: Path, keep: Keep, after: Path) -> list[str]:
     return removed
 
 
-def _discard(path: Path) -> bool:
-    """Remove a checkpoint unless a process reads it. It is renamed first, so that an incomplete one is never found."""
+def _discard(path: Location) -> bool:
+    """Remove a checkpoint unless a process reads it. It is renamed first, so that an incomplete one is never found.
+
+    In object storage its manifest goes first. A process that reads it is not noticed there; it gets an error, never a wrong value.
+    """
+    if isinstance(path, Remote):
+        (path / MANIFEST).remove()
+        path.remove_all()
+        return True
     trash = path.with_name(f"{TRASH}{path.name}-{secrets.token_hex(4)}")
     with explained(f"cannot remove {path.name}", path):
         fd = os.open(path / MANIFEST, os.O_RDWR | os.O_CLOEXEC)
@@ -217,8 +244,11 @@ def _is_read(fd: int) -> bool:
 
 
 @contextmanager
-def being_read(path: Path) -> Iterator[None]:
-    """Keep a checkpoint from being pruned, by this run or another, while the block runs."""
+def being_read(path: Location) -> Iterator[None]:
+    """Keep a checkpoint on a disk from being pruned, by this run or another, while the block runs."""
+    if isinstance(path, Remote):
+        yield
+        return
     with regular_file(path / MANIFEST) as fd:
         with suppress(OSError):  # a disk without locks
             fcntl.flock(fd, fcntl.LOCK_SH)

@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from meshwright.train.checkpoint.durable import CheckpointError, canonical, new_file, read_json, write_all
+from meshwright.storage import Location
+from meshwright.train.checkpoint.durable import CheckpointError, canonical, new_file, write_all
 from meshwright.train.checkpoint.piece import Box, Piece, check_tiling
 from meshwright.train.checkpoint.shard import BLOCK_BYTES, DTYPES, Written, dtype_name
+from meshwright.train.checkpoint.source import json_at
 
 MANIFEST = "manifest.json"
 FORMAT = "meshwright-checkpoint"
@@ -148,19 +150,24 @@ def check(manifest: Manifest, where: str) -> None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, with a hash of itself, to the disk."""
-    content = {"format": FORMAT, "version": VERSION, "body": BODY.dump_python(manifest, mode="json")}
     with new_file(folder / MANIFEST) as fd:
-        write_all(fd, canonical(content | {"sha256": _digest(content)}))
+        write_all(fd, manifest_bytes(manifest))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The manifest as its file has it, with a hash of itself."""
+    content = {"format": FORMAT, "version": VERSION, "body": BODY.dump_python(manifest, mode="json")}
+    return canonical(content | {"sha256": _digest(content)})
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(content)).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Location) -> Manifest:
     """The manifest of the checkpoint in `folder`; an error says why it cannot be used."""
     path = folder / MANIFEST
-    content = read_json(path)
+    content = json_at(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{MANIFEST} is not one of a meshwright checkpoint", where=str(path))
     version = content.get("version")
@@ -177,7 +184,7 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def validated(kind: TypeAdapter[T], content: object, path: Path) -> T:
+def validated(kind: TypeAdapter[T], content: object, path: Location) -> T:
     """`content` as a value of `kind`; the error names the first thing that is wrong."""
     try:
         return kind.validate_python(content)

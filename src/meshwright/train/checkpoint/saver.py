@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -15,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.storage import Location, Remote
+from meshwright.train.checkpoint.attempt import Attempt, Content
 from meshwright.train.checkpoint.durable import JSON, CheckpointError, explained
 from meshwright.train.checkpoint.folder import Keep
 from meshwright.train.checkpoint.manifest import tensor_table
 from meshwright.train.checkpoint.notices import NoNotices, Notices
 from meshwright.train.checkpoint.piece import Piece
-from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, checked_scalars, give_up, new_token, write
+from meshwright.train.checkpoint.saving import TIMEOUT_S, checked_scalars, give_up, new_token, write
 from meshwright.train.checkpoint.shard import ShardLayout, lay_out
 from meshwright.train.checkpoint.snapshot import Snapshot
 
@@ -32,7 +33,7 @@ class SaveReport:
     """The result of one save: how long training waited, and what happened in the background."""
 
     step: int
-    path: Path | None  # None if the save failed; older checkpoints are unchanged
+    path: Location | None  # None if the save failed; older checkpoints are unchanged
     stall_s: float  # time for which training stood still: waiting for the previous save, and copying
     write_s: float  # time to write this rank's shard to the disk
     commit_s: float  # time until all ranks had written and the checkpoint was complete
@@ -51,12 +52,13 @@ class AsyncSaver:
     """Saves checkpoints one at a time while training continues.
 
     All ranks make one with the same `token` and call `save` in the same order. A failed save is a report with `failure` set; with
-    `raise_failures`, `finished` and `wait` raise that failure instead.
+    `raise_failures`, `finished` and `wait` raise that failure instead. `check` is called by rank 0 before a checkpoint is completed, and
+    raises an error if this process may not do that any more.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         *,
         rank: int = 0,
         num_ranks: int = 1,
@@ -65,6 +67,7 @@ class AsyncSaver:
         timeout_s: float = TIMEOUT_S,
         raise_failures: bool = False,
         notices: Notices | None = None,
+        check: Callable[[], None] = lambda: None,
         is_cut: Callable[[], bool] = bool,
     ) -> None:
         if not token and num_ranks > 1:
@@ -72,8 +75,9 @@ class AsyncSaver:
                 "ranks that save together need a token that they share", where="checkpoint", fix="pass token=shared_token(group)"
             )
         # Created once: if the folder is missing later, a disk was lost, and the folder must not be created again on another disk.
-        with explained("cannot make the folder of the checkpoints", folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        if not isinstance(folder, Remote):
+            with explained("cannot make the folder of the checkpoints", folder):
+                folder.mkdir(parents=True, exist_ok=True)
         self._attempt = Attempt(
             folder=folder,
             step=0,
@@ -83,6 +87,7 @@ class AsyncSaver:
             number=0,
             timeout_s=timeout_s,
             notices=NoNotices() if notices is None else notices,
+            check=check,
         )
         self._is_cut = is_cut  # whether a rank that takes part has gone, so that waiting for a save is useless
         self._keep = keep

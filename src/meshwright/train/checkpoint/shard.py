@@ -8,7 +8,6 @@ duplicate key is refused. Tests compare both with the library.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,17 +17,10 @@ from pathlib import Path
 import torch
 
 from meshwright.errors import InputError
-from meshwright.train.checkpoint.durable import (
-    CheckpointError,
-    canonical,
-    explained,
-    new_file,
-    parse_json,
-    read_at,
-    regular_file,
-    write_all,
-)
+from meshwright.storage import Location
+from meshwright.train.checkpoint.durable import CheckpointError, canonical, explained, new_file, parse_json, write_all
 from meshwright.train.checkpoint.piece import Piece
+from meshwright.train.checkpoint.source import Source, opened
 
 BLOCK_BYTES = 4 << 20  # the unit of hashing and of reading
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
@@ -70,6 +62,11 @@ class ShardLayout:
     pieces: tuple[Piece, ...]
     offsets_bytes: tuple[int, ...]
     data_bytes: int
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the file: eight bytes that count the header, the header, the data."""
+        return 8 + len(self.header) + self.data_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,22 +125,23 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def write_shard(path: Path, layout: ShardLayout, data: Iterable[memoryview]) -> Written:
     """Write header and data to a new file, and return the hashes of what was written."""
-    hashes = _BlockHashes()
+    hashes = BlockHashes()
     with explained(f"cannot write {path.name}", path), new_file(path) as fd:
-        for part in _parts(layout, data):
+        for part in parts_of(layout, data):
             for first in range(0, len(part), BLOCK_BYTES):
                 block = part[first : first + BLOCK_BYTES]
                 hashes.add(block)
                 write_all(fd, block)
-    return Written(size_bytes=8 + len(layout.header) + layout.data_bytes, blocks=hashes.finish())
+    return Written(size_bytes=layout.file_bytes, blocks=hashes.finish())
 
 
-def _parts(layout: ShardLayout, data: Iterable[memoryview]) -> Iterator[memoryview]:
+def parts_of(layout: ShardLayout, data: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Everything in the file, in order."""
     yield memoryview(len(layout.header).to_bytes(8, "little") + layout.header)
     yield from data
 
 
-class _BlockHashes:
+class BlockHashes:
     """SHA-256 of each block of a stream."""
 
     def __init__(self) -> None:
@@ -152,6 +150,7 @@ class _BlockHashes:
         self._num_bytes = 0
 
     def add(self, data: memoryview) -> None:
+        """Hash the next bytes."""
         while len(data):
             part = data[: BLOCK_BYTES - self._num_bytes]
             self._hash.update(part)
@@ -166,6 +165,7 @@ class _BlockHashes:
         self._num_bytes = 0
 
     def finish(self) -> tuple[str, ...]:
+        """The hashes of all blocks; the last one may be short."""
         if self._num_bytes:
             self._close()
         return tuple(self._done)
@@ -174,17 +174,16 @@ class _BlockHashes:
 class ShardReader:
     """Reads a shard, and returns no byte whose block does not have its saved hash."""
 
-    def __init__(self, fd: int, path: Path, written: Written) -> None:
+    def __init__(self, source: Source, path: Location, written: Written) -> None:
         self.path = path
-        self._fd = fd
+        self._source = source
         self._written = written
         # Two buffers for the whole file: a new buffer for each block would cost more than reading it.
         self._room = memoryview(bytearray(min(BLOCK_BYTES, written.size_bytes)))
         self._out = memoryview(bytearray(min(BLOCK_BYTES, written.size_bytes)))
         self._block_number = -1
         self._block = self._room[:0]
-        with explained(f"cannot read {path.name}", path):
-            size_bytes = os.fstat(fd).st_size
+        size_bytes = source.size_bytes
         if size_bytes != written.size_bytes:
             raise CheckpointError(f"{path.name} has {size_bytes:,} bytes, and was saved with {written.size_bytes:,}", where=str(path))
 
@@ -193,8 +192,7 @@ class ShardReader:
         if number != self._block_number:
             self._block_number = -1
             size_bytes = min(BLOCK_BYTES, self._written.size_bytes - number * BLOCK_BYTES)
-            with explained(f"cannot read {self.path.name}", self.path):
-                data = read_at(self._fd, number * BLOCK_BYTES, self._room[:size_bytes])
+            data = self._source.read_at(number * BLOCK_BYTES, self._room[:size_bytes])
             if hashlib.sha256(data).hexdigest() != self._written.blocks[number]:
                 first = number * BLOCK_BYTES
                 raise CheckpointError(
@@ -230,13 +228,13 @@ class ShardReader:
 
 
 @contextmanager
-def open_shard(path: Path, written: Written) -> Iterator[ShardReader]:
+def open_shard(path: Location, written: Written) -> Iterator[ShardReader]:
     """A reader of the shard at `path`."""
-    with regular_file(path) as fd:
-        yield ShardReader(fd, path, written)
+    with opened(path) as source:
+        yield ShardReader(source, path, written)
 
 
-def parse_header(header: object, data_bytes: int, path: Path) -> dict[str, Entry]:
+def parse_header(header: object, data_bytes: int, path: Location) -> dict[str, Entry]:
     """The tensors of a header, which must fill the data without a gap or an overlap."""
     if not isinstance(header, Mapping):
         raise CheckpointError(f"the header of {path.name} is not a table", where=str(path))
@@ -251,7 +249,7 @@ def parse_header(header: object, data_bytes: int, path: Path) -> dict[str, Entry
     return entries
 
 
-def _entry(name: str, value: object, path: Path) -> Entry:
+def _entry(name: str, value: object, path: Location) -> Entry:
     """One tensor of a header, with each number checked before it is used."""
     if not isinstance(value, Mapping) or set(value) != {"dtype", "shape", "data_offsets"} or str(value["dtype"]) not in DTYPES:
         raise CheckpointError(f"tensor {name!r} has no proper type, shape and offsets", where=str(path))

@@ -17,10 +17,11 @@ from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
 from meshwright.plan.plan import Plan
 from meshwright.record.header import read_header
+from meshwright.storage import Location
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
 from meshwright.train.data.tokenizer import Tokenizer, read_tokenizer
-from meshwright.train.folders import ADAPTER, PLAN, check_trained
+from meshwright.train.folders import ADAPTER, CHECKPOINTS, PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
 from meshwright.train.interop.peft import load_peft, merged, named_pairs, read_config
 from meshwright.train.kernels.few_bits import KINDS
@@ -30,7 +31,6 @@ from meshwright.train.tuning.marking import Marker
 from meshwright.train.tuning.template import FILE as TEMPLATE
 from meshwright.train.tuning.template import ChatTemplate, read_template
 
-CHECKPOINTS = "checkpoints"
 RUN = "run.json"
 WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
 
@@ -121,13 +121,14 @@ def weights_in(folder: Path) -> tuple[Model, Source]:
     return whole.model, whole
 
 
-def load_trained(folder: Path, device: torch.device, base: Path | None = None) -> Trained:
+def load_trained(folder: Path, device: torch.device, base: Path | None = None, checkpoints: Location | None = None) -> Trained:
     """The model in a run folder, a Hugging Face folder, or an adapter's folder: in fp32 on a CPU, else in bf16.
 
-    `base` is the model beside which an adapter was trained, if it is not where it was then.
+    `base` is the model beside which an adapter was trained, if it is not where it was then. `checkpoints` is where those of a run are;
+    None: in its folder.
     """
     check_trained(folder)
-    whole = read_whole(folder, base, _dtype(device))
+    whole = read_whole(folder, base, _dtype(device), checkpoints)
     tokenizer = read_tokenizer(folder)
     chat = read_template(folder, tokenizer.special_tokens, tokenizer.end_of_document_token)
     return Trained(
@@ -141,29 +142,29 @@ def load_trained(folder: Path, device: torch.device, base: Path | None = None) -
     )
 
 
-def read_whole(folder: Path, base: Path | None = None, dtype: torch.dtype = torch.float32) -> Whole:
+def read_whole(folder: Path, base: Path | None = None, dtype: torch.dtype = torch.float32, checkpoints: Location | None = None) -> Whole:
     """All weights of a folder; those of adapters are added to their base's. `dtype`: in which those of a Hugging Face folder are read."""
     if (folder / PLAN).is_file():
-        return _from_run(folder, base)
+        return _from_run(folder, base, checkpoints or folder / CHECKPOINTS)
     if (folder / ADAPTER).is_file():
         return _from_peft(folder, base)
     model, source = load_huggingface(folder)
     return Whole(model=model, weights=_all_of(source, model, dtype), source=str(folder), context=longest_context(folder))
 
 
-def _from_run(folder: Path, base: Path | None) -> Whole:
+def _from_run(folder: Path, base: Path | None, checkpoints: Location) -> Whole:
     plan = checked_plan(folder, "put the run's own plan back: with another plan these weights may be another model")
     adapters, weights = plan.workload.adapters, dict[str, Tensor]()
     shapes = trained_shapes(plan.model, adapters)
 
-    def read(path: Path) -> None:
+    def read(path: Location) -> None:
         weights.update(_checkpoint_weights(path, shapes))
 
-    found = newest_loadable(folder / CHECKPOINTS, check=read)
+    found = newest_loadable(checkpoints, check=read)
     skipped = tuple(f"skipped {path.name}: {why}" for path, why in found.skipped)
     if found.path is None:
         what = "; ".join(skipped) or "there is none yet"
-        raise InputError(f"the run has no checkpoint to use: {what}", where=str(folder / CHECKPOINTS), fix="train until one is saved")
+        raise InputError(f"the run has no checkpoint to use: {what}", where=str(checkpoints), fix="train until one is saved")
     whole = _beside(base or base_of(folder), plan.model, adapters, weights) if adapters else weights
     return Whole(model=plan.model, weights=whole, context=_context(folder, plan), source=f"{folder}, step {found.step}", notes=skipped)
 
@@ -235,7 +236,7 @@ def trained_shapes(model: Model, adapters: Adapters | None) -> dict[str, tuple[i
     return {name: tuple(bare.shape) for name, bare in _bare(model).named_tensors()}
 
 
-def _checkpoint_weights(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
+def _checkpoint_weights(path: Location, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
     """Every weight by its name, in the type it was saved in."""
     saved = read_manifest(path).tensors
     pieces = []
