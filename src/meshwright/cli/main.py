@@ -33,10 +33,12 @@ from meshwright.cli.refusals import ParserError, refusal_of
 from meshwright.cli.rehearse import rehearse
 from meshwright.cli.report import report
 from meshwright.cli.retries import first_to_refuse
+from meshwright.cli.scale import scale
 from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
 from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
+from meshwright.cli.tune import tune
 from meshwright.cli.validate import validate
 from meshwright.cli.weights import weights
 from meshwright.errors import InputError, MeshwrightError, message_of, printable
@@ -55,6 +57,8 @@ for command in (
     rehearse,
     doctor,
     train,
+    tune,
+    scale,
     launch,
     report,
     serve,

@@ -62,6 +62,10 @@ def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe
     return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
 
 
+# Bits of an element of a frozen matrix, with the scales of its blocks; a row has another scale of 32 bits (train/kernels/few_bits.py).
+FEW_BITS = {"fp8": 8.0, "nf4": 4.0 + 8 / 64}
+
+
 @dataclass(frozen=True)
 class _Shapes:
     """Numbers of one model under one recipe that do not depend on the layout; bytes are per token."""
@@ -133,13 +137,8 @@ class _Shapes:
         """Parameters of the adapters of one layer; 0 if the whole model is trained."""
         if not self.adapters:
             return 0.0
-        model = self.model
-        widths = {
-            "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
-            "proj": model.value_dim + model.hidden,
-            "mlp": 2 * model.hidden + (self.num_inner + 1) * model.ffn_hidden,
-        }
-        return float(self.adapters.rank * sum(widths[kind] for kind in self.adapters.targets))
+        mlp = 2 * self.model.hidden + (self.num_inner + 1) * self.model.ffn_hidden
+        return float(self.adapters.parameters({**adapter_sides(self.model), "mlp": mlp}))
 
     def kept(self, kind: str) -> Recipe:
         """The recipe for one kind of matrix multiplication.
@@ -148,7 +147,7 @@ class _Shapes:
         """
         if not self.adapters:
             return self.recipe
-        return replace(self.recipe, input_bytes=BF16_BYTES + 1 if kind in self.adapters.targets else 0.0)
+        return replace(self.recipe, input_bytes=BF16_BYTES + 1 if self.adapters.adapts(kind) else 0.0)
 
     @cached_property
     def attention_saved(self) -> float:
@@ -403,6 +402,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, weight_bytes, shards[0])
     weights = weights + memory.gathered_bytes(routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, weight_bytes, shards[1])
     if shapes.adapters:
+        weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
         weights = weights + BF16_BYTES * common
     gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
@@ -411,6 +411,41 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
         gradients = gradients + np.where(has_sum, recipe.gradient_bytes * common / ranks, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
+
+
+def _saved_by_few_bits(shapes: _Shapes, layouts: Layouts, cut: _Cut, weight_bytes: float) -> Column:
+    """Bytes that a frozen base needs less if the matrices of its layers are kept in few bits: tables and norms are not.
+
+    The trainer makes a weight again for each product, so that the largest one is in memory once more.
+    """
+    assert shapes.adapters is not None, "a base is frozen beside adapters"
+    bits = FEW_BITS.get(shapes.adapters.base)
+    if bits is None:
+        return np.zeros_like(cut.layers, dtype=np.float64)
+    model = shapes.model
+    per_element = bits / 8 + FP32_BYTES / model.hidden
+    kept = cut.layers * (shapes.dense_layer_parameters + shapes.copied(layouts) * shapes.key_value_parameters) / layouts.tp
+    largest = widest_product(model) * model.hidden / layouts.tp
+    return np.asarray(kept * (weight_bytes - per_element) - largest * shapes.recipe.tensor_bytes)
+
+
+def widest_product(model: Model) -> float:
+    """Rows of the largest product of a layer: queries, keys and values, or gate and up."""
+    return float(max(model.query_dim + 2 * model.kv_dim, (model.mlp_matrices - 1) * model.ffn_hidden))
+
+
+def adapter_sides(model: Model) -> dict[str, float]:
+    """Both sides of each matrix that adapters may be beside, added up, without those of a whole MLP."""
+    single = {name: model.hidden + model.ffn_hidden for name in ("gate", "up", "down")}
+    return {
+        "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
+        "proj": model.value_dim + model.hidden,
+        "q": model.hidden + model.query_dim,
+        "k": model.hidden + model.kv_dim,
+        "v": model.hidden + model.kv_dim,
+        "o": model.value_dim + model.hidden,
+        **single,
+    }
 
 
 def _sharded(common: Column, routed: Column, ranks: Any, expert_ranks: Any, sharded: NDArray[np.bool_]) -> Column:

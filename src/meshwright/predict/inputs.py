@@ -22,7 +22,7 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.predict.footprint import kept_bytes, recipe_for
+from meshwright.predict.footprint import adapter_sides, kept_bytes, recipe_for
 from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
 
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
@@ -246,12 +246,8 @@ def _parameters(model: Model, workload: Workload) -> dict[str, Any]:
     routed = model.num_expert_layers * model.experts.num_experts * model.expert_parameters if model.experts else 0
     adapters = 0.0
     if workload.adapters:
-        sides = {
-            "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
-            "proj": model.value_dim + model.hidden,
-            "mlp": (model.mlp_matrices) * (model.hidden + model.ffn_hidden),
-        }
-        adapters = float(workload.adapters.rank * sum(sides[target] for target in workload.adapters.targets))
+        mlp = model.mlp_matrices * (model.hidden + model.ffn_hidden)
+        adapters = float(workload.adapters.parameters({**adapter_sides(model), "mlp": mlp}))
     return {
         "layer_parameters": model.attention_matrix_parameters + (dense + shared) / model.num_layers,
         "expert_parameters": routed / model.num_layers,

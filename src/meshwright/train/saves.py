@@ -31,7 +31,9 @@ from meshwright.train.checkpoint.durable import JSON
 from meshwright.train.checkpoint.folder import step_folders
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
+from meshwright.train.interop.trained import trained_shapes
 from meshwright.train.job import TrainingJob, differences
+from meshwright.train.parallel.balance import is_untrained, state_names
 from meshwright.train.replica import Replica
 from meshwright.train.sealed import SealedStore
 
@@ -55,6 +57,7 @@ class Saves:
         *,
         store: SealedStore | None = None,
         is_hurried: Callable[[], bool] = lambda: False,
+        is_cut: Callable[[], bool] = bool,
     ) -> None:
         self.job, self.replica, self.digests, self.is_hurried = job, replica, digests, is_hurried
         self._saver = AsyncSaver(
@@ -64,6 +67,7 @@ class Saves:
             token=shared_token(),
             keep=Keep(last=job.keep_last, every_steps=job.keep_every),
             notices=StoreNotices(store) if store is not None else None,
+            is_cut=is_cut,
         )
         self._clock = SaveClock(dist.get_world_size()) if job.saves_by_clock and dist.get_rank() == 0 else None
         self.last_step = resumed_step  # the newest that is saved or is being saved
@@ -107,13 +111,22 @@ class Saves:
         """Wait for checkpoints that are being written, at most `timeout_s`."""
         return self._saver.close(timeout_s=timeout_s)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saver.is_busy
+
+    def abandon(self, why: str) -> None:
+        """Let the save that is being written fail on all ranks at once: a rank that takes part in it has gone."""
+        self._saver.abandon(why)
+
     def _scalars(self, progress: Counts) -> dict[str, JSON]:
         state = torch.random.get_rng_state().numpy().tobytes()
         return {
             "samples": progress.samples,
             "seed": self.job.seed,
             "digests": dict(self.digests),
-            "layout": str(self.job.plan.layout),
+            "layout": str(self.job.layout),
             "random_state": base64.b64encode(state).decode(),
         }
 
@@ -126,6 +139,13 @@ def folder_of(job: TrainingJob) -> Path:
 def has_checkpoint(job: TrainingJob) -> bool:
     """Whether the run has ever completed a checkpoint. A damaged one counts too, because it must not be ignored silently."""
     return bool(step_folders(folder_of(job)))
+
+
+def set_aside(job: TrainingJob, sound_step: int) -> None:
+    """Rename the checkpoints after a step, so that a run does not continue from them: they may hold a damaged state."""
+    for found in step_folders(folder_of(job)):
+        if found.step > sound_step:
+            found.path.rename(found.path.with_name(f"unsound-{found.path.name}"))
 
 
 def find(job: TrainingJob) -> Found:
@@ -213,9 +233,7 @@ def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:
 
 def tensor_names(replica: Replica) -> set[str]:
     """Names of all tensors of the run, over all ranks; they follow from the model."""
-    from meshwright.train.model.transformer import Transformer
-
-    with torch.device("meta"):
-        whole = Transformer(replica.model)
-    kinds = ("weights", "adam_mean", "adam_square")
-    return {f"{kind}/{name}" for kind in kinds for name, _ in whole.named_tensors()}
+    trained = trained_shapes(replica.model, replica.workload.adapters)
+    untrained = {name for name in trained if is_untrained(name)}
+    names = {f"{kind}/{name}" for kind in ("adam_mean", "adam_square") for name in trained.keys() - untrained}
+    return names | {f"weights/{name}" for name in trained} | state_names(replica.model, replica.training.balance)
