@@ -10,7 +10,7 @@ NAME := first-$(shell date +%Y%m%d-%H%M%S)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check fit noise accuracy docs docs-serve bench clean
+.PHONY: help run tune test test-all check fit noise accuracy docs docs-serve bench clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ run: $(VENV)/installed  ## plan for this machine, train a small Llama to its tar
 	$(BIN)/meshwright generate runs/$(NAME) --prompt "def "
 	$(BIN)/meshwright report runs/$(NAME) --out runs/$(NAME)/report.html >/dev/null
 	@echo "the report of this run: runs/$(NAME)/report.html"
+
+tune: $(VENV)/installed  ## tune the model of `make run` on a small instruction set, and show its answers before and after
+	$(BIN)/meshwright tune --out runs/tuned-$(NAME)
 
 test: check  ## format, lint, types and tests: what CI runs
 	$(BIN)/pytest -n $(WORKERS)

@@ -110,6 +110,7 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
     "Model.cut_to": {"num_layers": 2},
     "Model.flops_per_token": {"seq_len": 1024},
     "Model.key_copies": {"tp": 2},
+    "Model.vocab_rows": {"tp": 2},
     "Plan": _fields_of(PLAN),
     "Plan.write": {"path": "plan.json"},
     "Planned": {},

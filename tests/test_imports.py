@@ -31,7 +31,7 @@ ARROW = (
     ("predict.inputs",),
     ("job",),
     ("predict.profile_choice", "predict.recompute"),
-    ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality"),
+    ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality", "predict.mechanisms"),
     ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),
     ("layout",),
@@ -48,7 +48,8 @@ APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator")
 ROOMS = (
     ("generations",),
     ("session",),
-    ("loop", "checks", "measure", "rehearse"),
+    ("loop", "checks", "measure", "rehearse", "paced"),
+    ("replay", "feed"),
     ("record", "saves", "meeting", "agreement", "elastic"),
     ("launch",),
     ("health", "interop"),
@@ -57,6 +58,8 @@ ROOMS = (
     ("parallel",),
     ("model",),
     ("kernels",),
+    ("material",),
+    ("tuning",),
     ("data", "checkpoint", "benchmark", "folders", "shared_gpu", "incidents", "membership"),
     ("sealed",),
 )

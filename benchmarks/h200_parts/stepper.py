@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from h200_parts.cases import TRAINING, Case, layout_of, model_of, workload_of
+from meshwright.train.model.attention import Context
 from meshwright.train.model.initial import initial_weights
-from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import Replica

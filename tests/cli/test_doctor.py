@@ -16,8 +16,8 @@ from meshwright.cli import doctor as module
 from meshwright.cli.main import main
 from meshwright.describe.this_machine import CoreSpeed
 from meshwright.doctor import node
-from meshwright.doctor.bad_nodes import read_bad_nodes
 from meshwright.doctor.host import DiskRates, HostMemory
+from meshwright.record.bad_nodes import read_bad_nodes
 from meshwright.say.vocabulary import problems
 
 

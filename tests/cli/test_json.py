@@ -86,6 +86,7 @@ CASES = (
     Case("ledger", "ledger {dir}/runs/weeks"),
     Case("ledger", "ledger {dir}/runs/alone"),
     Case("generation", "generate {dir}/runs/trained --prompt a --tokens 3"),
+    Case("tuning-samples", "tune {dir}/runs/trained --show 1"),
     Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
     Case("scale", "scale {dir}/runs/elastic --dp 2"),
     Case("measurement", "measure"),
@@ -102,6 +103,9 @@ CASES = (
     Case("lab", "lab up"),
     Case("lab", "lab status"),
     Case("lab", "lab link rack0 --rate 50mbit"),
+    Case("lab", "lab host r0h1 --down"),
+    Case("lab-scaling", "lab scaling"),
+    Case("lab-faults", "lab faults"),
     Case("lab-removed", "lab down"),
     Case("mapping", "lab mapping {dir}/lab-plan.json --dry-run"),
     Case("logs", f"audit log {FIXTURES / 'llama31_8b_h200.log'} {LOG}"),
@@ -186,14 +190,17 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _pretend_labs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A lab whose commands are not run: making one needs root. Before `lab up` none is there."""
-    from meshwright.lab import state, system
+    from meshwright.lab import nodes, paced, state, system, trials
     from meshwright.lab.description import Lab
 
     kept = folder / "lab"
     monkeypatch.setattr(system, "check_able", lambda: None)
     monkeypatch.setattr(system, "execute", lambda command: "")
     monkeypatch.setattr(state, "up", lambda lab: state.State(lab=lab))
-    monkeypatch.setattr(state, "read_state", lambda name: state.State(lab=Lab(name=name)))
+    monkeypatch.setattr(state, "read_state", lambda name: state.State(lab=Lab(name=name, has_ssh=True)))
+    monkeypatch.setattr(nodes, "stop_host", lambda lab, host: 0)
+    steps = paced.Steps(step_s=tuple([0.5] * 32))
+    monkeypatch.setattr(trials, "run_paced", lambda *_: steps)
     monkeypatch.setattr(state, "change_link", lambda made, *_, **__: made)
     monkeypatch.setattr(state, "down", lambda name: state.Removed(7, 0))
     monkeypatch.setattr(state, "description_path", lambda name: kept / f"{name}.toml")
@@ -260,7 +267,7 @@ def test_every_command_with_json_has_a_case() -> None:
     walked = {path for path, command in commands() if has_json(command)}
     tried = {path for path in walked for case in (*CASES, TRAINED) if tuple(case.arguments[: len(path)]) == path}
     assert walked - tried == set(), "add a case for each of these commands"
-    assert {path for path, command in commands() if not has_json(command)} == {("serve",), ("lab", "run")}
+    assert {path for path, command in commands() if not has_json(command)} == {("serve",), ("launch",), ("lab", "run"), ("lab", "login")}
 
 
 def test_every_kind_is_printed_by_a_command() -> None:

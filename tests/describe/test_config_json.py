@@ -18,7 +18,15 @@ LLAMA_3_1 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
+YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 32,
@@ -88,6 +96,7 @@ CONFIGS = {
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "use_sliding_window": False,
@@ -97,6 +106,7 @@ CONFIGS = {
     "deepseek-v2": {
         **DEEPSEEK,
         "model_type": "deepseek_v2",
+        "rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
         "num_hidden_layers": 60,
         "hidden_size": 5120,
         "intermediate_size": 12288,
@@ -107,12 +117,16 @@ CONFIGS = {
         "num_experts_per_tok": 6,
         "moe_intermediate_size": 1536,
         "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
+        "n_group": 8,
+        "topk_group": 3,
+        "routed_scaling_factor": 16.0,
     },
     "gpt-oss-20b": {
         **LLAMA,
         "model_type": "gpt_oss",
         "rope_theta": 150000,
-        "rope_scaling": {**YARN, "rope_type": "yarn"},
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
         "num_hidden_layers": 24,
         "hidden_size": 2880,
         "intermediate_size": 2880,
@@ -193,6 +207,7 @@ def test_qwen3_windows_only_where_switched_on(write):
     config = {**LLAMA, "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 20}
     model = load_model(str(write(config)))
     assert (model.qk_norm, model.window, model.num_windowed_layers) == (True, 100, 12)
+    assert [layer for layer in range(32) if model.window_of(layer)] == list(range(20, 32))
 
 
 def test_a_folder_is_read_by_its_config(write, tmp_path, monkeypatch):
@@ -216,7 +231,12 @@ def test_a_folder_is_read_by_its_config(write, tmp_path, monkeypatch):
         ({**LLAMA, "num_key_value_heads": 5}, "cannot share 5 key-value heads", ": num_key_value_heads"),
         ({**CONFIGS["qwen3-30b-a3b"], "decoder_sparse_step": 2}, "experts in some layers only", "decoder_sparse_step"),
         ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}}, "scaled by 'linear'", "rope_scaling"),
-        ({**LLAMA, "rope_parameters": YARN}, "scaled by 'yarn'", "rope_parameters"),
+        ({**LLAMA, "rope_parameters": {**YARN, "type": "longrope"}}, "scaled by 'longrope'", "rope_parameters"),
+        ({**LLAMA, "rope_scaling": {**YARN, "factor": None}}, "factor is missing", "rope_scaling"),
+        ({**LLAMA, "rope_scaling": {**YARN, "beta_slow": 40}}, "beta_slow 40 is not below beta_fast 32", "rope_scaling.beta_slow"),
+        ({**CONFIGS["gpt-oss-20b"], "layer_types": ["chunked_attention"] * 24}, "'chunked_attention'", "layer_types"),
+        ({**CONFIGS["gpt-oss-20b"], "layer_types": ["full_attention"]}, "the type of each layer", "layer_types"),
+        ({**DEEPSEEK, "attention_bias": True}, "biases of latent attention", "attention_bias"),
         ({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "is missing", "original_max_position_embeddings"),
         ({**LLAMA, "rope_scaling": {**LLAMA_3_1, "factor": "8"}}, "rope_scaling.factor is '8'", "rope_scaling.factor"),
         (

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from sick import CARDS, DEFECTS, healthy
 
-from meshwright.doctor.bad_nodes import BadNode, with_failed
 from meshwright.doctor.checks import failed_nodes, findings_of
 from meshwright.doctor.report import doctor_document
+from meshwright.record.bad_nodes import BadNode, with_failed
 from meshwright.say.document import Document
 from meshwright.say.vocabulary import problems
 

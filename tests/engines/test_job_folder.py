@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.doctor.bad_nodes import BadNode, write_bad_nodes
 from meshwright.engines.engine import files_of
 from meshwright.engines.job_folder import Submitted, place, read_submitted, write_job
 from meshwright.errors import InputError
 from meshwright.plan.plan import read_plan
+from meshwright.record.bad_nodes import BadNode, write_bad_nodes
 
 TREE = "SwitchName=rack0 Level=0 Nodes=n0,n2\nSwitchName=rack1 Level=0 Nodes=n1,n[3-4]\n"
 

@@ -18,7 +18,7 @@ def test_the_headline_says_what_mapping_is_worth_and_whether_the_order_was_right
     assert headline([FAST, SLOW]) == (
         "The best mapping is pp across with 2 s a step, the worst tp across with 14 s: 7.0 times as long for the same work. "
         "Where two mappings differ by more than the noise, the forecast has them in the measured order. "
-        "Of the 2 best, 1 were predicted within 15%."
+        "Of the 2 best, 1 were predicted within 15 %."
     )
     wrong = a_trial("dp", predicted_s=1.0, measured_s=3.0)
     assert "The forecast has the wrong order of pp across and dp across, which differ by more than the noise." in headline([FAST, wrong])
@@ -36,13 +36,13 @@ def test_groups_that_cross_in_part_are_counted():
 
 def test_a_loud_machine_is_said_to_be_one():
     assert len(notes([FAST])) == 1
-    assert "other programs used up to 40% of the core time during 1 of the 2 runs" in notes([FAST, SLOW])[1]
+    assert "other programs used up to 40 % of the core time during 1 of the 2 runs" in notes([FAST, SLOW])[1]
 
 
 def test_the_document_has_the_shortest_measured_step_first():
     document = mapping_document([SLOW, FAST], Lab(), "llama-2m")
     table = next(block for block in document.blocks if isinstance(block, Table))
-    assert [row[0] for row in table.rows] == ["pp across", "tp across"] and table.rows[1][4] == "-36%"
+    assert [row[0] for row in table.rows] == ["pp across", "tp across"] and table.rows[1][4] == "-36 %"
     assert [one["median_step_s"] for one in document.values["mappings"]] == [2.0, 14.0]
     planned = planned_document([FAST.mapping], Lab(), "llama-2m")
     assert planned.values["mappings"][0]["predicted_step_s"] == 2.1 and "median_step_s" not in planned.values["mappings"][0]

@@ -86,6 +86,12 @@ def test_the_first_unfinished_call_counts_not_the_last() -> None:
     assert str(found.call) == "all-reduce 7"
 
 
+def test_an_end_that_is_recorded_late_does_not_hide_who_is_missing() -> None:
+    late = group(call(6, finished=False), call(7, finished=False))
+    (found,) = stuck([trace(0, late), trace(1, group(call(6))), trace(2, group(call(6), call(7, finished=False)))])
+    assert str(found.call) == "all-reduce 7" and [rank for rank, _ in found.missing] == [1]
+
+
 def test_the_cause_comes_before_those_who_wait_behind_it() -> None:
     """Rank 3 computes; rank 2 waits for it; ranks 0 and 1 wait for rank 2, in groups that were made earlier."""
     first = {"name": "1", "label": "data-parallel", "ranks": (0, 2)}

@@ -87,11 +87,91 @@ def no_number(rank: int, step: int) -> None:
     Block.forward = spoilt  # type: ignore[method-assign]
     take = loop._step
 
-    def counted(parts: Any, progress: Any, *rest: Any) -> Any:
-        os.environ["STEPS_DONE"] = str(progress.step)
-        return take(parts, progress, *rest)
+    def counted(parts: Any, run: Any, *rest: Any) -> Any:
+        os.environ["STEPS_DONE"] = str(run.progress.step)
+        return take(parts, run, *rest)
 
     loop._step = counted
+
+
+def bad_samples(first: int, last: int) -> None:
+    """Let the layers give NaN for some samples, whenever they are trained on."""
+    forward, run = Block.forward, Stage.run
+    is_bad: list[bool] = [False]
+
+    def watched(self: Stage, batch: Any, *arguments: Any) -> Any:
+        is_bad[0] = any(first <= sample <= last for one in batch for sample in one.samples)
+        return run(self, batch, *arguments)
+
+    def spoilt(self: Block, *arguments: Any) -> Tensor:
+        found = forward(self, *arguments)
+        return found * math.nan if is_bad[0] else found
+
+    Stage.run, Block.forward = watched, spoilt  # type: ignore[method-assign]
+
+
+def passing(what: str, rank: int, step: int, late: bool = False) -> None:
+    """Let one rank compute something wrong in one attempt at a step: NaN, one exponent bit of a gradient, or of a summed gradient.
+
+    `late`: results are read a step late, as on a GPU.
+    """
+    forward, add, land = Block.forward, DataParallel.add, DataParallel._land
+    done: list[str] = []
+
+    def is_now(kind: str) -> bool:
+        now = what == kind and not done and dist.get_rank() == rank and loop_step[0] == step
+        return now and not done.append(kind)  # type: ignore[func-returns-value]
+
+    loop_step = [0]
+    take = loop._step
+
+    def counted(parts: Any, run: Any, *rest: Any) -> Any:
+        loop_step[0] = run.progress.step + 1
+        return take(parts, run, *rest)
+
+    def spoilt(self: Block, *arguments: Any) -> Tensor:
+        found = forward(self, *arguments)
+        return found * math.nan if is_now("nan") else found
+
+    def spoilt_gradient(self: DataParallel, parameter: Any, gradient: Tensor) -> None:
+        if gradient.shape == (128, 32) and is_now("gradient"):  # gate and up of an MLP
+            _flip_up(gradient, 26)
+        add(self, parameter, gradient)
+
+    def spoilt_sum(self: DataParallel, bucket: Any) -> None:
+        land(self, bucket)
+        if bucket is self.buckets[-1] and is_now("sum"):
+            _flip_up(bucket.shard.gradient, 23)
+
+    loop._step, Block.forward = counted, spoilt  # type: ignore[method-assign]
+    DataParallel.add, DataParallel._land = spoilt_gradient, spoilt_sum  # type: ignore[method-assign]
+    if late:
+        read_late()
+
+
+def _flip_up(gradient: Tensor, from_bit: int) -> None:
+    """Flip the first exponent bit of the largest entry, from one on, that is not set: the entry becomes larger."""
+    bits, place = gradient.view(-1).view(torch.int32), int(gradient.abs().argmax())
+    bits[place] ^= 1 << next(bit for bit in range(from_bit, 31) if not int(bits[place]) >> bit & 1)
+
+
+def read_late() -> None:
+    """Read results a step late, as on a GPU: the update is launched before, and its scale, a tensor, says whether it changes anything."""
+    from meshwright.train.parallel.optimizer import AdamW
+
+    apply, make = AdamW.step, loop.Replica.__init__
+
+    def launched(self: AdamW, learning_rate: float, scale: Any) -> None:
+        if math.isnan(float(scale)):
+            self.num_updates += 1
+        else:
+            apply(self, learning_rate, float(scale))
+
+    def made(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        self.is_late = True
+
+    AdamW.step, loop.Replica.__init__ = launched, made  # type: ignore[method-assign]
 
 
 def _steps_done() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
-from parity import MODELS, PADDED, SHARED, WORKLOAD
+from parity import ATTENTIONS, MODELS, PADDED, SHARED, WORKLOAD
 
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
@@ -32,7 +32,7 @@ class Case:
     @property
     def shapes(self) -> Model:
         """The model, with as many layers as the pipeline needs."""
-        model = {**MODELS, **SHARED, **PADDED}[self.model]
+        model = {**MODELS, **SHARED, **PADDED, **ATTENTIONS}[self.model]
         return replace(model, num_layers=8) if self.layout.pp * self.layout.vp > 6 else model
 
     @property
@@ -142,6 +142,20 @@ PADDINGS = [
     case("tp=2,dp=2,mbs=2,zero=3", "prime"),
     case("tp=4,dp=2,mbs=2,zero=3", "tiny"),
     case("tp=2,pp=2,mbs=2,schedule=zero-bubble", "prime-tied"),
+]
+ATTENDING = [
+    case("tp=2,cp=2,mbs=4,cp_kind=ring,zero=1,recompute=selective", "gpt-oss"),
+    case("cp=4,mbs=4,cp_kind=all-gather,zero=3", "gpt-oss", packed=False),
+    case("cp=2,tp=2,mbs=4,cp_kind=all-to-all,recompute=full", "gpt-oss"),
+    case("tp=2,pp=2,vp=2,mbs=2,schedule=zero-bubble", "mistral"),
+    case("cp=4,mbs=4,cp_kind=ring,recompute=full", "mistral", packed=False),
+    case("tp=4,mbs=4,recompute=full", "few-norms"),
+    case("tp=2,dp=2,mbs=2,zero=3", "qwen3"),
+    case("tp=2,pp=2,mbs=2,schedule=zero-bubble,recompute=selective", "latent"),
+    case("tp=2,dp=2,mbs=2,zero=3,recompute=full", "latent", packed=False),
+    case("tp=2,cp=2,mbs=4,cp_kind=all-to-all", "latent"),
+    case("tp=2,cp=2,mbs=4,cp_kind=all-gather,zero=2", "direct"),
+    case("tp=2,cp=2,pp=2,vp=2,mbs=4,cp_kind=ring", "direct", packed=False),
 ]
 SIXTEEN = case("dp=2,pp=2,cp=2,tp=2,vp=2,mbs=2,zero=2", "tied")
 MATRIX = [found for found in matrix() if found not in COVERING]

@@ -40,7 +40,9 @@ class Next:
 
 def save_at(plan: Plan, corpus: Path, folder: Path) -> Next:
     """Take steps from the first weights, save, and take one more."""
-    mesh = make_mesh(plan.layout, device_here(), key_copies=plan.model.key_copies(plan.layout.tp))
+    mesh = make_mesh(
+        plan.layout, device_here(), key_copies=plan.model.key_copies(plan.layout.tp), has_experts=plan.model.experts is not None
+    )
     replica = _replica(plan, mesh)
     replica.fill_weights(initial_weights(plan.model, SEED))
     torch.manual_seed(SEED)
@@ -62,7 +64,9 @@ def save_at(plan: Plan, corpus: Path, folder: Path) -> Next:
 
 def load_at(plan: Plan, corpus: Path, paths: Sequence[Path]) -> list[Next]:
     """Read each checkpoint into this layout, and take one step from it."""
-    mesh = make_mesh(plan.layout, device_here(), key_copies=plan.model.key_copies(plan.layout.tp))
+    mesh = make_mesh(
+        plan.layout, device_here(), key_copies=plan.model.key_copies(plan.layout.tp), has_experts=plan.model.experts is not None
+    )
     samples = Samples(Corpus.open(corpus).train, plan.workload.seq_len, SEED)
     found = []
     for path in paths:

@@ -35,7 +35,8 @@ def refusal(wrong: TrainingJob, **options: bool) -> InputError:
 @pytest.mark.parametrize("reads_corpus", [False, True])
 def test_a_job_that_can_run_gives_its_corpus_opened(small: Small, reads_corpus: bool) -> None:
     found = check_job(job(small, workload={"evaluation": EVALUATION}), reads_corpus=reads_corpus)
-    assert isinstance(found, Corpus) and found.vocab_size == MODEL.vocab_size and len(found.train.read(0, 5)[0]) == 5
+    assert found.tokenizer.vocab_size == MODEL.vocab_size and len(found.train.batch([0]).tokens[0]) == found.train.seq_len
+    assert found.valid is not None and not found.counts_correct
 
 
 def test_a_plan_written_by_hand_must_divide(small: Small) -> None:

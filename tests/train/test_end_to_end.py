@@ -148,7 +148,7 @@ def test_a_rank_that_exits_in_mid_run_is_named(plan: Path, tmp_path: Path, code:
 
 
 def test_a_terminal_that_closes_saves_and_stops(slow_run: Callable[..., Command], tmp_path: Path) -> None:
-    command, run = slow_run(), tmp_path / "runs" / "a"
+    command, run = slow_run(with_=(0.6,)), tmp_path / "runs" / "a"
     command.step(run, 1)
     os.killpg(command.pid, signal.SIGHUP)
     assert command.wait() == 0, command.err
@@ -472,7 +472,7 @@ def test_records_that_cannot_be_written_end_the_run(plan: Path, tmp_path: Path) 
 
 
 def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Path) -> None:
-    arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1")
+    arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1", "--skip-batches", "0")
     command = train(tmp_path, plan, *arguments, before=faults.no_number, with_=(1, 3))
     assert command.wait() == 1
     run = tmp_path / "runs" / "a"

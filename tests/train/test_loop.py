@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from meshwright.describe.workload import Evaluation
 from meshwright.predict.prediction import num_evaluations_of
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.run import Conditions, run_plan
-from meshwright.train import loop
+from meshwright.train import loop, replay
 from meshwright.train.job import TrainingJob
 from meshwright.train.parallel.timing import HostTimer
 
@@ -40,27 +41,31 @@ def without_ranks(evaluated: list[int]) -> Iterator[None]:
     nothing = MagicMock()
     with (
         patch.object(loop, "evaluate", evaluate),
-        patch.object(loop, "Prefetcher", lambda *_: nullcontext(MagicMock(__next__=lambda _: None))),
+        patch.object(loop, "Feed", lambda *_: nullcontext(MagicMock(last_wait_s=0.0))),
         patch.object(loop, "Garbage", lambda **_: nullcontext(nothing)),
         patch.object(loop, "compiles", lambda *_: False),
-        patch.object(loop, "_device_batch", nothing),
     ):
         yield
 
 
 def parts_of(training: TrainingJob, is_late: bool, **wishes: int) -> Any:
-    """What the loop works with, where a step does nothing; at the step that a wish names its result has it (`stops`, `saves`, `nan`)."""
+    """What the loop works with, where a step does nothing; at the step that a wish names its result has it (`stops`, `saves`).
+
+    From the step of `nan` on, no result is a number.
+    """
     parts: Any = MagicMock(job=training)
     steps = iter(range(1, 10**6))
 
     def step(batch: object, rate: float) -> Any:
         number = next(steps)
-        wished = {name: number == wishes.get(name) for name in ("stops", "saves", "nan")}
-        result = SimpleNamespace(is_finite=not wished["nan"], loss=math.nan, grad_norm=1.0, own_norms=(), checks=(), **wished)
-        return SimpleNamespace(result=lambda: result)
+        wished = {name: number == wishes.get(name) for name in ("stops", "saves")}
+        is_finite = number < wishes.get("nan", 10**6)
+        loss = 1.0 if is_finite else math.nan
+        result = SimpleNamespace(is_finite=is_finite, loss=loss, grad_norm=1.0, own_norms=(), own_losses=(), checks=(), **wished)
+        return SimpleNamespace(result=lambda: result, values=lambda: None)
 
     parts.replica.step, parts.replica.is_late, parts.replica.mesh.timer = step, is_late, HostTimer()
-    parts.replica.mesh.layout = training.plan.layout
+    parts.replica.mesh.layout, parts.replica.mesh.device = training.plan.layout, torch.device("cpu")
     parts.replica.numbers.gradient = torch.float32
     parts.saves.is_due.return_value = False
     parts.tracer = None
@@ -160,8 +165,8 @@ def test_a_wish_to_save_is_seen_a_step_later_on_a_gpu(small: Small, is_late: boo
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_step_without_numbers_is_named_whenever_it_is_looked_at(small: Small, is_late: bool) -> None:
-    parts = parts_of(job(small, 9), is_late, nan=5)
-    with without_ranks([]), patch.object(loop, "find_culprit", lambda *_: "rank 1"), pytest.raises(loop.NotFinite) as found:
+    parts = parts_of(replace(job(small, 9), skip_batches=0), is_late, nan=5)
+    with without_ranks([]), patch.object(replay, "find_culprit", lambda *_: "rank 1"), pytest.raises(replay.NotFinite) as found:
         loop.train(parts, loop.Progress())
     assert found.value.what == "the loss of step 5 (samples 32 to 39) is NaN or infinite: rank 1"
     assert recorded(parts) == [1, 2, 3, 4]

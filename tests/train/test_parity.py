@@ -22,6 +22,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from layout_cases import (
+    ATTENDING,
     COPIES,
     COVERING,
     MATRIX,
@@ -30,7 +31,7 @@ from layout_cases import (
     Case,
     factorisations,
 )
-from parity import MODELS, WORKLOAD, Steps, differences, joined, run_steps
+from parity import ATTENTIONS, MODELS, WORKLOAD, Steps, differences, joined, run_dealt, run_steps
 from ranks import Pools
 
 from meshwright.describe.model import Model
@@ -63,13 +64,24 @@ def found_and_wanted(case: Case, num_steps: int, pools: Pools, reference: Refere
     """What the ranks of a case found, and what one process did."""
     wanted = reference(case.shapes, case.workload)
     found = joined(pools.of(case.layout.num_ranks).run(run_steps, case.shapes, case.workload, case.layout, num_steps))
-    return found, replace(wanted, losses=wanted.losses[:num_steps], norms=wanted.norms[:num_steps])
+    return found, wanted.first(num_steps)
 
 
 @pytest.mark.parametrize("case", COVERING, ids=str)
 def test_layout_equals_one_process(case: Case, pools: Pools, reference: Reference) -> None:
     num_steps = NUM_STEPS if case.layout.num_ranks < 8 else FEWER_STEPS
     assert differences(*found_and_wanted(case, num_steps, pools, reference)) == []
+
+
+@pytest.mark.parametrize("layout", ["dp=2", "dp=2,pp=2,vp=2", "dp=2,pp=2,schedule=zero-bubble", "dp=2,cp=2,zero=1", "dp=2,tp=2"])
+def test_an_uneven_deal_of_micro_batches_equals_one_process(layout: str, pools: Pools, reference: Reference) -> None:
+    model, parsed = MODELS["llama"], parse_layout(layout)
+    deals = [(4, 4), (2, 6), (7, 1), (4, 4)]
+    of_ranks = pools.of(parsed.num_ranks).run(run_dealt, model, WORKLOAD, parsed, deals)
+    wanted = reference(model, WORKLOAD)
+    assert all(found == of_ranks[0] for found in of_ranks)
+    assert [loss for loss, _ in of_ranks[0]] == pytest.approx(wanted.losses[: len(deals)], rel=1e-5)
+    assert [norm for _, norm in of_ranks[0]] == pytest.approx(wanted.norms[: len(deals)], rel=1e-4)
 
 
 def test_sixteen_ranks_on_four_axes_equal_one_process(pools: Pools, reference: Reference) -> None:
@@ -79,6 +91,21 @@ def test_sixteen_ranks_on_four_axes_equal_one_process(pools: Pools, reference: R
 @pytest.mark.parametrize("case", COPIES, ids=str)
 def test_ranks_that_hold_the_same_key_value_head_equal_one_process(case: Case, pools: Pools, reference: Reference) -> None:
     assert differences(*found_and_wanted(case, FEWER_STEPS, pools, reference)) == []
+
+
+@pytest.mark.parametrize("case", ATTENDING, ids=str)
+def test_norms_windows_sinks_and_latent_vectors_equal_one_process(case: Case, pools: Pools, reference: Reference) -> None:
+    assert differences(*found_and_wanted(case, FEWER_STEPS, pools, reference)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ATTENTIONS)
+@pytest.mark.parametrize("text", [f"tp=2,cp=2,mbs=4,cp_kind={kind}" for kind in CP_KINDS] + ["cp=4,mbs=2,cp_kind=ring", "dp=2,pp=2,mbs=1"])
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+def test_every_attention_on_every_axis_equals_one_process(model: str, text: str, packed: bool, pools: Pools, reference: Reference) -> None:
+    if model == "few-norms" and "all-to-all" in text:
+        pytest.skip("two key-value heads do not divide over four ranks")
+    assert differences(*found_and_wanted(Case(parse_layout(text), model, packed), NUM_STEPS, pools, reference)) == []
 
 
 @pytest.mark.parametrize("case", PADDINGS, ids=str)

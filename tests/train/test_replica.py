@@ -28,8 +28,9 @@ from meshwright.plan.features import Features
 from meshwright.plan.stack.own import check_trainable
 from meshwright.predict.legality import check_layout, legal_rows
 from meshwright.train.checkpoint import Piece
+from meshwright.train.model.attention import Context
 from meshwright.train.model.initial import initial_weights
-from meshwright.train.model.transformer import Context, Transformer, views_of
+from meshwright.train.model.transformer import Transformer, views_of
 from meshwright.train.parallel.mesh import make_mesh
 from meshwright.train.parallel.pipeline import chunk_layers, operations
 from meshwright.train.replica import NUMBERS, Replica, set_recompute

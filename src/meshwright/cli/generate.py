@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.options import AsJson
+from meshwright.cli.options import AsJson, BaseModel
 
 if TYPE_CHECKING:
     from meshwright.say.document import Document
@@ -19,7 +19,10 @@ PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | 
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder (runs/NAME), or a Hugging Face folder of a Llama model.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run folder (runs/NAME), a Hugging Face folder of a Llama model, or an adapter."),
+    ],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue; '' begins a new document.")],
     tokens: Annotated[int, typer.Option(metavar="N", min=0, max=MOST_TOKENS, help="Maximum number of new tokens.")] = 100,
     temperature: Annotated[
@@ -30,6 +33,10 @@ def generate(
         float, typer.Option(metavar="P", help="Draw from the fewest tokens whose probabilities add up to this, 0 to 1.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed; the same seed gives the same text.")] = 0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask the prompt as a user, through the chat template, and print the assistant's answer.")
+    ] = False,
+    base_model: BaseModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a prompt and how a trained model continues it.
@@ -38,7 +45,7 @@ def generate(
 
       meshwright generate runs/first --prompt "Once upon a time"
 
-      meshwright generate runs/first --prompt "" --tokens 50 --temperature 0 --json
+      meshwright generate runs/tuned --chat --prompt "Import os." --tokens 50 --temperature 0 --json
     """
     from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error
@@ -53,8 +60,8 @@ def generate(
     from meshwright.train.interop.trained import load_trained
     from meshwright.train.model import generate as by_model
 
-    trained = load_trained(run, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    given = trained.tokens_of(prompt)
+    trained = load_trained(run, torch.device("cuda" if torch.cuda.is_available() else "cpu"), base_model)
+    given = trained.chat_tokens(prompt) if chat else trained.tokens_of(prompt)
     trained.check_fits(len(given), tokens)
     drawn = by_model.generate(
         trained.transformer,
@@ -64,23 +71,23 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        stop_token=trained.tokenizer.end_of_document,
+        stop_tokens=trained.stop_tokens,
         vocab_size=trained.tokenizer.vocab_size,
     )
     if not as_json:
-        _stream(trained, prompt, given, drawn)
+        _stream(trained, prompt, given, drawn, chat=chat)
         return
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     show(_document(trained, prompt, given, list(drawn), settings), as_json=True)
 
 
-def _stream(trained: Any, prompt: str, given: Sequence[int], drawn: Iterable[int]) -> None:
+def _stream(trained: Any, prompt: str, given: Sequence[int], drawn: Iterable[int], *, chat: bool) -> None:
     """Print the text as it grows; print on stderr which weights wrote it."""
     import sys
 
     for line in (trained.source, *trained.notes):
         print(line, file=sys.stderr)
-    print(prompt, end="", flush=True)
+    print(prompt, end="\n" if chat else "", flush=True)
     text_of = _decoder(trained, given)
     pictures = PICTURES if sys.stdout.isatty() else {}
     for token in drawn:
@@ -100,7 +107,7 @@ def _document(trained: Any, prompt: str, given: Sequence[int], new: Sequence[int
         "continuation": "".join(text_of(token) for token in new),
         "prompt_tokens": given,
         "new_tokens": new,
-        "is_ended": bool(new) and new[-1] == trained.tokenizer.end_of_document,
+        "is_ended": bool(new) and new[-1] in trained.stop_tokens,
         "notes": trained.notes,
     }
     return Document(kind="generation", title=f"text by {trained.source}", values=values)

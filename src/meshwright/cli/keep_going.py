@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from meshwright.cli.train_arguments import Wishes
-from meshwright.cli.train_run import job_of, settled
+from meshwright.cli.train_run import Verb, settled
 from meshwright.record.request import taken_request
 from meshwright.record.run import Run, read_run
 
@@ -57,7 +57,7 @@ class Faults:
         return self.all.refusal(incident, MOST_ALIKE) or incident
 
 
-def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
+def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
     """Run the replicas; start all ranks again from the newest complete checkpoint if none is left, until the run ends or nothing helps."""
     from meshwright.train.record.ending import record_surrender
 
@@ -71,14 +71,14 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
         incident = faults.incident(failure)
         run = read_run(job.folder) if (job.folder / "run.json").is_file() else None
         incident = replace(incident, message=_what_broke(run, failure))
-        why = faults.all.refusal(incident) or (_unsound(run) if run else "")
+        why = faults.all.refusal(incident)
         if why:
             record_surrender(job.folder, incident, why, faults.all.tried())
             print(f"meshwright: not started again: {why}\n  tried: {faults.all.tried()}", file=sys.stderr)
             return code
         print(f"meshwright: incident {incident.number} at step {incident.step}: the ranks are started again", file=sys.stderr)
         again = replace(wishes, name=job.name, resume=False, resume_if_exists=True)
-        faults.job = job = replace(job_of(settled(again)), after=incident)
+        faults.job = job = replace(verb.job_of(settled(again)), after=incident)
 
 
 def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, Failure | None]:
@@ -113,12 +113,3 @@ def _what_broke(run: Run | None, failure: Failure) -> str:
     """What broke, in one line: of a hang, the watchdog's diagnosis."""
     stalls = [event for event in run.events if event.kind == "stall"] if run and failure.reason == "hang" else []
     return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message
-
-
-def _unsound(run: Run) -> str:
-    """Why the newest checkpoint may be damaged; empty if nothing suggests it."""
-    last = run.events[-1] if run.events else None
-    kinds = [event for event in run.events if event.kind in ("damage", "resumed")]
-    if last is None or not kinds or kinds[-1].kind != "damage" or kinds[-1].detail.get("what") != "state":
-        return ""
-    return "the states of replicas differ, and the newest checkpoint may hold the wrong one"

@@ -244,7 +244,7 @@ def _hosts(engine: str, nodes: str, site: Site) -> tuple[str, ...]:
 
 
 def _bad(path: Path | None, runs: Path) -> tuple[str, ...]:
-    from meshwright.doctor.bad_nodes import read_bad_nodes
+    from meshwright.record.bad_nodes import read_bad_nodes
 
     return tuple(one.node for one in read_bad_nodes(path or runs / "bad-nodes.json"))
 

@@ -38,6 +38,7 @@ from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
 from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
+from meshwright.cli.tune import tune
 from meshwright.cli.validate import validate
 from meshwright.cli.weights import weights
 from meshwright.errors import InputError, MeshwrightError, message_of, printable
@@ -56,6 +57,7 @@ for command in (
     rehearse,
     doctor,
     train,
+    tune,
     scale,
     launch,
     report,

@@ -52,6 +52,10 @@ Ideal = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
+BaseModel = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The model beside which adapters were trained, if it was moved since.", show_default=False),
+]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")]
 Budget = Annotated[
     str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,24 @@ def train(
             help="Go on after a crash or a hang: without the lost replica, which is started again, or from the newest checkpoint.",
         ),
     ] = False,
+    skip_batches: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Batches to skip in 1,000 steps whose loss is NaN or far too high twice; then the run stops."
+        ),
+    ] = 3,
+    spike_deviations: Annotated[
+        float,
+        typer.Option(metavar="K", min=0.0, help="Standard deviations above the last losses from which a loss is too high; 0: never."),
+    ] = 20.0,
+    rebalance: Annotated[
+        bool,
+        typer.Option("--rebalance", help="Give replicas with a slow rank fewer micro-batches; the batch stays the same."),
+    ] = False,
+    bad_nodes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="List that suspect nodes are added to; default: bad-nodes.json in --runs.", show_default=False),
+    ] = None,
     memory_every: Annotated[
         int,
         typer.Option(
@@ -137,13 +156,13 @@ def train(
     from meshwright.cli.train_run import run
 
     asked = {RENAMED.get(key, key): value for key, value in options.items()}
-    wishes = Wishes(**asked, allow_changed=tuple(allow_changed or ()), given=_given(context))
+    wishes = Wishes(**asked, allow_changed=tuple(allow_changed or ()), given=given_options(context, RENAMED))
     code = run(wishes)
     if code:
         raise typer.Exit(code)
 
 
-def _given(context: typer.Context) -> frozenset[str]:
+def given_options(context: typer.Context, renamed: Mapping[str, str]) -> frozenset[str]:
     """What was written on the command line, by the names of the wishes: the rest are defaults."""
     written = {name for name in context.params if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"}
-    return frozenset(RENAMED.get(name, name) for name in written)
+    return frozenset(renamed.get(name, name) for name in written)

@@ -25,8 +25,12 @@ KEPT: dict[str, tuple[type, ...]] = {
     "grace_s": (int, float),
     "rendezvous_timeout_s": (int, float),
     "ranks_per_gpu": (int,),
+    "skip_batches": (int,),
+    "spike_deviations": (int, float),
+    "rebalance": (bool,),
+    "bad_nodes": (str, type(None)),
 }
-PATHS = ("corpus", "start_from")
+PATHS = ("corpus", "start_from", "bad_nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,10 @@ class Wishes:
     ranks_per_gpu: int = 1
     trace_from: int = 0
     secret: Path | None = None
+    skip_batches: int = 3
+    spike_deviations: float = 20.0
+    rebalance: bool = False
+    bad_nodes: Path | None = None
     given: frozenset[str] = frozenset()
 
 

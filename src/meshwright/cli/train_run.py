@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,38 +41,51 @@ DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
 DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four ranks: a replica is a rack
 EMBEDDED_CORPUS = "python-stdlib"
 INTERRUPTED = 130
+ENDED_WELL = ("finished", "target_reached")
 
 
-def run(wishes: Wishes) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """What differs between the commands that run ranks."""
+
+    name: str
+    job_of: Callable[[Wishes], TrainingJob]
+    reason: Callable[[Wishes, Plan], str]  # where the layout comes from, in words
+    finish: Callable[[TrainingJob], None]  # called when the ranks have ended well
+    measures: bool  # whether a machine that was not measured yet is measured before the first run
+
+
+def run(wishes: Wishes, verb: Verb | None = None) -> int:
     """Train, show the result, and return the exit status."""
+    verb = verb or TRAIN
     torch_or_error()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # errors are printed once, by meshwright
     from meshwright.train.checks import check_job
     from meshwright.train.folders import check_folder
 
     if is_launched(os.environ):
-        return run_launched(wishes)
+        return run_launched(wishes, verb)
     wishes = settled(wishes)
     if wishes.name:
         check_folder(wishes.runs, wishes.name, resume=wishes.resume)  # before a plan is made, because that takes a while
-    job = job_of(wishes)
+    job = verb.job_of(wishes)
     if is_over(wishes):
-        show_end(job, wishes)
+        show_end(job, wishes, verb)
         return 0
     is_gpu = on_gpus(job.plan)
     check_job(job, reads_corpus=True)
     check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu, job.ranks_per_gpu)
-    if wants_profile(wishes, job.plan):
+    if verb.measures and wants_profile(wishes, job.plan):
         job = with_measured_plan(job, wishes)
-    show_start(job, layout_reason(wishes, job.plan))
+    show_start(job, verb.reason(wishes, job.plan))
     # Torch is loaded from here on, which takes seconds: mistakes on the command line have been reported before.
     _check_with_torch(job)
-    code = _kept_going(wishes, job, is_gpu) if wishes.keep_going else run_once(job, is_gpu)[0]
+    code = _kept_going(wishes, job, is_gpu, verb) if wishes.keep_going else run_once(job, is_gpu)[0]
     if code and code != INTERRUPTED and not job.resume:  # an interrupted run is kept: the next --resume must not take an older run
         discard_unstarted(job.folder)
     if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before the run exists
-        show_end(job, wishes)
+        show_end(job, wishes, verb)
     return code
 
 
@@ -92,10 +105,10 @@ def run_once(job: TrainingJob, is_gpu: bool) -> tuple[int, Failure | None]:
     return code, found[0] if found else None
 
 
-def _kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool) -> int:
+def _kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
     from meshwright.cli.keep_going import kept_going
 
-    return kept_going(wishes, job, is_gpu)
+    return kept_going(wishes, job, is_gpu, verb)
 
 
 def settled(wishes: Wishes) -> Wishes:
@@ -128,7 +141,7 @@ def is_launched(environment: Mapping[str, str]) -> bool:
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
-def run_launched(wishes: Wishes) -> int:
+def run_launched(wishes: Wishes, verb: Verb) -> int:
     """Train as the rank that a launcher started this process as. An error that all ranks find is printed once."""
     from meshwright.train.checks import check_job
 
@@ -142,11 +155,11 @@ def run_launched(wishes: Wishes) -> int:
     try:
         secret = _secret(wishes)
         wishes = settled(wishes)
-        job = job_of(wishes)
+        job = verb.job_of(wishes)
         if is_over(wishes):
             return 0
         is_gpu = on_gpus(job.plan)
-        corpus = check_job(job, reads_corpus=is_first)
+        material = check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
         _check_with_torch(job)
     except InputError as error:
@@ -160,11 +173,11 @@ def run_launched(wishes: Wishes) -> int:
 
     try:
         place = _met(wishes.rendezvous_timeout_s, secret)
-        agree(place, facts_of(job, corpus.digest))
+        agree(place, facts_of(job, material.digest))
         if needs_shared_folder(job):
             check_shared(place, job.runs)
         if is_first:
-            show_start(job, layout_reason(wishes, job.plan))
+            show_start(job, verb.reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
     except ReportedElsewhere:
         leave(2)
@@ -178,7 +191,7 @@ def run_launched(wishes: Wishes) -> int:
         print(explain_failure(error, int(os.environ["RANK"]))[1], file=sys.stderr)
         leave(1)  # gloo would wait for the ranks that have gone, and a launcher for this one
     if is_first:
-        show_end(job, wishes)
+        show_end(job, wishes, verb)
     return 0
 
 
@@ -223,14 +236,16 @@ def _report_alone(wishes: Wishes, secret: bytes, error: InputError) -> None:
         agree(meet(os.environ, wishes.rendezvous_timeout_s, secret), {}, trouble=f"{error.what} ({error.where})")
 
 
-def show_end(job: TrainingJob, wishes: Wishes) -> None:
+def show_end(job: TrainingJob, wishes: Wishes, verb: Verb) -> None:
     """Print how the run went, and how to continue a run that was stopped."""
     status = show_run(job.folder, job.plan, as_json=wishes.as_json)
     show_next(job)
+    if status in ENDED_WELL:
+        verb.finish(job)
     if status == "stopped" and not job.saves_at_end:
         print("meshwright: stopped; nothing was saved, as --no-save asks, so the run cannot be continued", file=sys.stderr)
     elif status == "stopped":
-        again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
+        again = shlex.join(["meshwright", verb.name, "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
         print(f"meshwright: stopped and saved; continue with: {again}", file=sys.stderr)
 
 
@@ -277,6 +292,10 @@ def job_of(wishes: Wishes) -> TrainingJob:
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
         trace_from=wishes.trace_from,
+        skip_batches=wishes.skip_batches,
+        spike_deviations=wishes.spike_deviations,
+        rebalances=wishes.rebalance,
+        bad_nodes=wishes.bad_nodes,
         memory_steps=wishes.memory_every,
         memberships=_memberships(wishes, plan),
     )
@@ -321,13 +340,13 @@ def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
     layout = parse_layout(text, plan.layout) if text else plan.layout
     if text and "vp" not in read_choices(text) and layout.pp == 1:
         layout = replace(layout, vp=1)
-    cluster, note = _sized(plan.cluster, layout.num_ranks)
+    cluster, note = sized(plan.cluster, layout.num_ranks)
     own = on_profile(software(), plan.profile) if plan.profile and not profile else ""  # it was checked when the plan was made
     job = Job(plan.model, cluster, plan.workload, own, profile=profile)
-    return _noted(planned(job.forecast(layout), plan.name), note)
+    return noted(planned(job.forecast(layout), plan.name), note)
 
 
-def _sized(cluster: Cluster, num_ranks: int) -> tuple[Cluster, str]:
+def sized(cluster: Cluster, num_ranks: int) -> tuple[Cluster, str]:
     """The cluster with so many accelerators in use, and a note if this needs more machines than the cluster describes.
 
     A user who starts ranks on several machines has them. The network between them is not known here; only the price depends on it.
@@ -348,7 +367,8 @@ def _sized(cluster: Cluster, num_ranks: int) -> tuple[Cluster, str]:
         raise InputError(error.what, where="--layout", fix=f"{error.fix} ranks" if error.fix else "use fewer ranks") from error
 
 
-def _noted(plan: Plan, note: str) -> Plan:
+def noted(plan: Plan, note: str) -> Plan:
+    """The plan with one more note."""
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
@@ -362,9 +382,9 @@ def default_plan(layout_text: str, profile: str = "", ranks_per_gpu: int = 1) ->
         base = Layout(dp=num_ranks, micro_batch=max(workload.global_batch // num_ranks, 1))
     else:
         cluster, base = load_cluster(EMULATED), DEFAULT_LAYOUT
-    layout = _fixed(layout_text, base) if layout_text else base
-    cluster, note = _sized(cluster, layout.num_ranks)
-    return _noted(planned(Job(model, cluster, workload, profile=profile).forecast(layout)), note)
+    layout = fixed_layout(layout_text, base) if layout_text else base
+    cluster, note = sized(cluster, layout.num_ranks)
+    return noted(planned(Job(model, cluster, workload, profile=profile).forecast(layout)), note)
 
 
 def wants_profile(wishes: Wishes, plan: Plan) -> bool:
@@ -393,7 +413,7 @@ def with_measured_plan(job: TrainingJob, wishes: Wishes) -> TrainingJob:
     return replace(job, plan=plan, plan_text=plan_bytes(plan))
 
 
-def _fixed(text: str, base: Layout) -> Layout:
+def fixed_layout(text: str, base: Layout) -> Layout:
     """The layout in a text; degrees that it leaves out are 1, other choices are those of the default."""
     alone = replace(base, tp=1, cp=1, pp=1, vp=1, dp=1)
     return parse_layout(text, alone)
@@ -479,3 +499,6 @@ def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1
             fix="start it with torchrun on all nodes of the plan's cluster, plan for this-machine, "
             f"or let ranks share GPUs to try the layout: {argument('ranks_per_gpu')}",
         )
+
+
+TRAIN = Verb(name="train", job_of=job_of, reason=layout_reason, finish=lambda job: None, measures=True)

@@ -28,12 +28,22 @@ def start_document(job: TrainingJob, layout_reason: str) -> Document:
     goal = f"validation loss {training.target_loss:g}, at most {steps}" if training.target_loss else steps
     rows = (
         ("training", f"{plan.model.name}, {parameters(plan.model.num_parameters)} parameters, {plan.workload.precision}", ""),
-        ("on", f"the corpus {job.corpus}, seed {job.seed}", ""),
+        ("on", _material(job), ""),
         ("layout", f"{plan.layout.degrees} on {plan.layout.num_ranks} ranks ({plan.cluster.name}): {layout_reason}", ""),
         ("until", f"{goal}; {seconds(plan.step_s)} per step and at most {seconds(predicted)} in total, as predicted", ""),
         ("record", f"{job.folder}, saved {_saving(job)}", ""),
     )
     return Document(kind="training-start", title=f"training {plan.model.name}", blocks=(Pairs("", rows),))
+
+
+def _material(job: TrainingJob) -> str:
+    """What the run is trained on, in words."""
+    if job.data is None:
+        return f"the corpus {job.corpus}, seed {job.seed}"
+    data, adapters = job.data, job.plan.workload.adapters
+    what = f"adapters of rank {adapters.rank} on {', '.join(adapters.matrices)}, base in {adapters.base}" if adapters else "all weights"
+    held = f", {len(data.valid.samples):,} held out" if data.valid else ", none held out"
+    return f"{data.path} ({data.format}): {len(data.train.samples):,} samples{held}, seed {job.seed}; trained: {what}"
 
 
 def _saving(job: TrainingJob) -> str:

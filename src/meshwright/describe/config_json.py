@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshwright.describe.load import Found, Table, model_from
-from meshwright.describe.model import Model
+from meshwright.describe.model import YARN, Model, spread_layers
 from meshwright.errors import InputError, nearest
 from meshwright.files import read_text
 
@@ -35,6 +35,11 @@ THEIRS: Mapping[str, tuple[str, ...]] = {
     "experts.hidden": ("moe_intermediate_size", "intermediate_size"),
     "experts.num_shared": ("n_shared_experts",),
     "experts.num_dense_layers": ("first_k_dense_replace", "mlp_only_layers"),
+    "experts.activation_limit": ("swiglu_limit",),
+    "experts.router.renormalizes": ("norm_topk_prob",),
+    "experts.router.scale": ("routed_scaling_factor",),
+    "experts.router.num_groups": ("n_group",),
+    "experts.router.num_chosen_groups": ("topk_group",),
     "latent.query_rank": ("q_lora_rank",),
     "latent.key_value_rank": ("kv_lora_rank",),
     "latent.nope_dim": ("qk_nope_head_dim",),
@@ -47,6 +52,19 @@ SCALING = {
     "low_turns": "low_freq_factor",
     "high_turns": "high_freq_factor",
 }
+YARN_SCALING = {
+    "factor": "factor",
+    "original_positions": "original_max_position_embeddings",
+    "low_turns": "beta_slow",
+    "high_turns": "beta_fast",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "stated_magnitude": "attention_factor",
+    "truncates": "truncate",
+}
+GPT_OSS_SCALING = {"kind": YARN, "factor": 32.0, "original_positions": 4096, "low_turns": 1.0, "high_turns": 32.0, "truncates": False}
+GPT_OSS_ALPHA = 1.702
+WINDOWED, FULL = "sliding_attention", "full_attention"  # entries of layer_types
 
 
 class Config:
@@ -101,8 +119,10 @@ def _in_their_words(error: InputError, values: Mapping[str, Any], file: str) -> 
     """The complaint with the file's keys in place of ours, which its reader has never seen."""
     words = {ours: next((key for key in theirs if key in values), theirs[0]) for ours, theirs in THEIRS.items()}
     table = "rope_parameters" if values.get("rope_parameters") is not None else "rope_scaling"
-    words |= {f"rotary_scaling.{ours}": f"{table}.{theirs}" for ours, theirs in SCALING.items()}
-    words |= {ours: SCALING[ours] for ours in ("low_turns", "high_turns")}
+    stated = values.get(table)
+    scaling = YARN_SCALING if isinstance(stated, dict) and YARN in (stated.get("rope_type"), stated.get("type")) else SCALING
+    words |= {f"rotary_scaling.{ours}": f"{table}.{theirs}" for ours, theirs in scaling.items()}
+    words |= {ours: scaling[ours] for ours in ("low_turns", "high_turns")}
     ours = re.compile(rf"(?<![\w.])(?:{'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})(?![\w.]| size)")
 
     def translated(text: str) -> str:
@@ -166,16 +186,18 @@ def _rotary(config: Config) -> Config:
 
 
 def _scaling(config: Config) -> Table:
-    """How rotary positions are stretched: Llama 3's way, or not at all."""
+    """How rotary positions are stretched: Llama 3's way, by YaRN, or not at all."""
     stated = _rotary(config)
     kind = stated.get("rope_type", stated.get("type", "default"))
     if kind == "default":
         return {}
+    if kind == YARN:
+        return {"rotary_scaling": _yarn(stated)}
     if kind != "llama3":
         raise InputError(
             f"rotary positions are scaled by {kind!r}, which meshwright does not know",
             where=stated.where,
-            fix="the types it knows are llama3 and default; to plan with the shapes only, remove the key",
+            fix="the types it knows are llama3, yarn and default; to plan with the shapes only, remove the key",
         )
     scaling = {
         "factor": stated["factor"],
@@ -184,6 +206,41 @@ def _scaling(config: Config) -> Table:
         "high_turns": stated["high_freq_factor"],
     }
     return {"rotary_scaling": scaling}
+
+
+def _yarn(stated: Config) -> Table:
+    """YaRN's settings; what the file does not say is as in transformers."""
+    found = {"kind": YARN, "factor": stated["factor"], "original_positions": stated["original_max_position_embeddings"]}
+    found |= {"low_turns": stated.get("beta_slow", 1.0), "high_turns": stated.get("beta_fast", 32.0)}
+    optional = ("mscale", "mscale_all_dim", "stated_magnitude", "truncates")
+    return found | {ours: stated[YARN_SCALING[ours]] for ours in optional if stated.get(YARN_SCALING[ours]) is not None}
+
+
+def _windows(config: Config, windowed: Sequence[int]) -> Table:
+    """The window, and the layers that have it: by their numbers, unless they are spread evenly."""
+    window, num_layers = config.get("sliding_window"), config.count("num_hidden_layers", 0)
+    if not window or not windowed:
+        return {}
+    table: Table = {"window": window, "num_windowed_layers": len(windowed)}
+    is_spread = num_layers > 0 and tuple(windowed) == spread_layers(len(windowed), num_layers)
+    return table if is_spread else table | {"windowed_layers": tuple(windowed)}
+
+
+def _typed_layers(config: Config, otherwise: Sequence[int]) -> Sequence[int]:
+    """The windowed layers by `layer_types`, or `otherwise` if the file has none."""
+    types = config.get("layer_types")
+    if types is None:
+        return otherwise
+    where = f"layer_types in {config.where}"
+    if not isinstance(types, list) or len(types) != config.count("num_hidden_layers", 0):
+        raise InputError(
+            "layer_types does not name the type of each layer", where=where, fix="give one type for each layer, or leave it out"
+        )
+    for kind in types:
+        if kind not in (WINDOWED, FULL):
+            what = f"layer_types has {kind!r}, which meshwright does not know"
+            raise InputError(what, where=where, fix=f"the types it knows are {WINDOWED} and {FULL}")
+    return [layer for layer, kind in enumerate(types) if kind == WINDOWED]
 
 
 def _llama(config: Config) -> Table:
@@ -203,8 +260,7 @@ def _llama(config: Config) -> Table:
 def _mistral(config: Config, *, theta: float = 10000.0, epsilon: float = 1e-6) -> Table:
     """All layers look back over the same window, where one is stated."""
     table = _shared(config, theta=theta, epsilon=epsilon) | _scaling(config)
-    window = config.get("sliding_window")
-    return table | {"window": window, "num_windowed_layers": table["num_layers"]} if window else table
+    return table | _windows(config, range(config.count("num_hidden_layers", 0)))
 
 
 def _qwen2(config: Config) -> Table:
@@ -217,12 +273,10 @@ def _qwen3(config: Config) -> Table:
 
 
 def _qwen_window(config: Config) -> Table:
-    """Qwen looks back over a window only where `use_sliding_window` is on, from layer `max_window_layers` on."""
-    window = config.get("sliding_window")
-    if not window or not config.get("use_sliding_window", False):
+    """Qwen looks back over a window only where `use_sliding_window` is on, from layer `max_window_layers` on or by `layer_types`."""
+    if not config.get("use_sliding_window", False):
         return {}
-    full = config.count("max_window_layers", 0)
-    return {"window": window, "num_windowed_layers": max(config.count("num_hidden_layers", 0) - full, 0)}
+    return _windows(config, _typed_layers(config, range(config.count("max_window_layers", 0), config.count("num_hidden_layers", 0))))
 
 
 def _qwen3_moe(config: Config) -> Table:
@@ -233,12 +287,26 @@ def _qwen3_moe(config: Config) -> Table:
             fix="use a model with experts in every layer",
         )
     experts = {
-        "num_experts": config["num_experts"],
+        "num_experts": config["num_experts" if config.get("num_experts") is not None else "num_local_experts"],
         "num_active": config["num_experts_per_tok"],
         "hidden": config["moe_intermediate_size"],
-        "num_dense_layers": len(config.get("mlp_only_layers", [])) if isinstance(config.get("mlp_only_layers", []), list) else 0,
+        "num_dense_layers": _leading_layers(config),
+        "router": {"renormalizes": config.get("norm_topk_prob", False)},
     }
-    return _qwen3(config) | {"experts": experts}
+    windows = _windows(config, range(config.count("num_hidden_layers", 0))) if config.get("use_sliding_window", False) else {}
+    return _shared(config) | _scaling(config) | {"qk_norm": True, "experts": experts} | windows
+
+
+def _leading_layers(config: Config) -> int:
+    """How many layers, the first of the model, keep the dense MLP."""
+    dense = config.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or dense != list(range(len(dense))):
+        raise InputError(
+            f"mlp_only_layers is {dense!r}: only the first layers of a model may be without experts",
+            where=f"mlp_only_layers in {config.where}",
+            fix="use a model whose dense layers come first",
+        )
+    return len(dense)
 
 
 def _mixtral(config: Config) -> Table:
@@ -251,44 +319,73 @@ def _mixtral(config: Config) -> Table:
 
 
 def _deepseek(config: Config) -> Table:
-    """DeepSeek V2 and V3: latent attention, shared experts, leading dense layers.
-
-    Their rotary scaling (YaRN) changes no shape and has no place in a Model: it is left out.
-    """
-    table = _shared(config)
+    """DeepSeek V2 and V3: latent attention, shared experts, leading dense layers."""
+    table = _shared(config) | _scaling(config)
+    if table["attention_biases"]:
+        raise InputError(
+            "attention_bias is on: biases of latent attention cannot be described",
+            where=f"attention_bias in {config.where}",
+            fix="use a model without them: DeepSeek's have none",
+        )
     table["latent"] = {
         "query_rank": config.get("q_lora_rank", 0),
         "key_value_rank": config["kv_lora_rank"],
         "nope_dim": config["qk_nope_head_dim"],
         "rope_dim": config["qk_rope_head_dim"],
         "value_dim": config["v_head_dim"],
+        "interleaved": config.get("rope_interleave", True),
     }
     table["head_dim"] = config["v_head_dim"]
     table["num_prediction_layers"] = config.get("num_nextn_predict_layers", 0)
-    if config.get("n_routed_experts") is not None:
+    num_dense, num_layers = config.count("first_k_dense_replace", 0), config.count("num_hidden_layers", 0)
+    if config.get("n_routed_experts") is not None and (num_dense < num_layers or num_layers < 1):
         table["experts"] = {
             "num_experts": config["n_routed_experts"],
             "num_active": config["num_experts_per_tok"],
             "hidden": config["moe_intermediate_size"],
             "num_shared": config.get("n_shared_experts", 0),
             "num_dense_layers": config.get("first_k_dense_replace", 0),
+            "router": _deepseek_router(config),
         }
     return table
 
 
+def _deepseek_router(config: Config) -> Table:
+    """V3 adds a bias to sigmoids and chooses groups by their two best experts; V2 takes a softmax, and may limit tokens to groups."""
+    if config["model_type"] == "deepseek_v3":
+        return {
+            "scores": "sigmoid",
+            "has_selection_bias": True,
+            "renormalizes": config.get("norm_topk_prob", True),
+            "scale": config.get("routed_scaling_factor", 2.5),
+            "num_groups": config.get("n_group", 8),
+            "num_chosen_groups": config.get("topk_group", 4),
+        }
+    router = {"renormalizes": config.get("norm_topk_prob", False), "scale": config.get("routed_scaling_factor", 1.0)}
+    if config.get("topk_method", "greedy") == "greedy":
+        return router
+    return router | {"num_groups": config["n_group"], "num_chosen_groups": config["topk_group"], "num_group_scores": 1}
+
+
 def _gpt_oss(config: Config) -> Table:
-    """Biases everywhere, sinks, and a window on every second layer (or where `layer_types` says). YaRN is left out, as for DeepSeek."""
-    layers = config.count("num_hidden_layers", 0)
-    types = config.get("layer_types", [])
-    windowed = types.count("sliding_attention") if isinstance(types, list) and types else layers // 2
+    """Biases everywhere, sinks, and a window on every second layer (or where `layer_types` says)."""
+    if config.get("swiglu_alpha", GPT_OSS_ALPHA) != GPT_OSS_ALPHA:
+        raise InputError(
+            f"swiglu_alpha is {config['swiglu_alpha']!r}: the gate that can be described has {GPT_OSS_ALPHA}",
+            where=f"swiglu_alpha in {config.where}",
+            fix="use a model with OpenAI's value",
+        )
+    windowed = _typed_layers(config, range(0, config.count("num_hidden_layers", 0), 2))
     experts = {
         "num_experts": config["num_local_experts"],
         "num_active": config["num_experts_per_tok"],
         "hidden": config["intermediate_size"],
+        "activation_limit": config.get("swiglu_limit", 7.0),
+        "router": {"chooses_first": True, "has_bias": True},
     }
-    table = _shared(config, theta=150000.0, epsilon=1e-5)
+    table = _shared(config, theta=150000.0, epsilon=1e-5) | {"rotary_scaling": GPT_OSS_SCALING} | _scaling(config)
     table |= {"biases": True, "attention_biases": False, "attention_sinks": True, "experts": experts}
-    return table | {"window": config.get("sliding_window", 0), "num_windowed_layers": windowed}
+    return table | _windows(config, windowed)
 
 
 def _gpt2(config: Config) -> Table:

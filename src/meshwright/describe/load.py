@@ -23,6 +23,7 @@ from meshwright.describe.form import Checked, checked, located
 from meshwright.describe.hardware import Accelerator, Link
 from meshwright.describe.model import Experts, LatentAttention, Model, RotaryScaling
 from meshwright.describe.recipe import recipe
+from meshwright.describe.router import Balance, Router
 from meshwright.describe.source import Source, Sources
 from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
@@ -106,12 +107,29 @@ class LinkTable(Entry):
         )
 
 
+class RouterTable(Checked):
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    chooses_first: bool = False
+    renormalizes: bool = True
+    scale: Positive = 1.0
+    num_groups: Count = 1
+    num_chosen_groups: Count = 1
+    num_group_scores: Count = 2
+    has_bias: bool = False
+    has_selection_bias: bool = False
+
+
 class ExpertsTable(Checked):
     num_experts: Count
     num_active: Count
     hidden: Count
     num_shared: CountOrNone = 0
     num_dense_layers: CountOrNone = 0
+    router: RouterTable = RouterTable()
+    activation_limit: NotNegative = 0.0
+
+    def value(self) -> Experts:
+        return Experts(**self.model_dump(exclude={"router"}), router=Router(**self.router.model_dump()))
 
 
 class LatentTable(Checked):
@@ -120,6 +138,7 @@ class LatentTable(Checked):
     nope_dim: Count
     rope_dim: CountOrNone
     value_dim: Count
+    interleaved: bool = True
 
 
 class RotaryScalingTable(Checked):
@@ -127,11 +146,16 @@ class RotaryScalingTable(Checked):
     original_positions: Count
     low_turns: Positive = 1.0
     high_turns: Positive = 4.0
+    kind: Literal["llama3", "yarn"] = "llama3"
+    truncates: bool = True
+    mscale: NotNegative = 0.0
+    mscale_all_dim: NotNegative = 0.0
+    stated_magnitude: NotNegative = 0.0
 
     def value(self) -> RotaryScaling:
         if self.low_turns >= self.high_turns:
             what = f"low_turns {self.low_turns:g} is not below high_turns {self.high_turns:g}"
-            raise InputError(what, where="rotary_scaling.low_turns", fix="Llama 3 has 1 and 4")
+            raise InputError(what, where="rotary_scaling.low_turns", fix="Llama 3 has 1 and 4, YaRN 1 and 32")
         return RotaryScaling(**self.model_dump())
 
 
@@ -157,6 +181,7 @@ class ModelTable(Entry):
     attention_sinks: bool = False
     window: CountOrNone = 0
     num_windowed_layers: CountOrNone = 0
+    windowed_layers: tuple[CountOrNone, ...] = ()
     num_prediction_layers: CountOrNone = 0
     experts: ExpertsTable | None = None
     latent: LatentTable | None = None
@@ -176,7 +201,7 @@ class ModelTable(Entry):
             num_kv_heads=self.num_kv_heads or self.num_heads,
             head_dim=self.head_dim or self.hidden // self.num_heads,
             rotary_scaling=self.rotary_scaling.value() if self.rotary_scaling else None,
-            experts=Experts(**self.experts.model_dump()) if self.experts else None,
+            experts=self.experts.value() if self.experts else None,
             latent=LatentAttention(**self.latent.model_dump()) if self.latent else None,
             sources=sources,
         )
@@ -254,7 +279,22 @@ class EvaluationTable(Checked):
 
 class AdaptersTable(Checked):
     rank: Count
-    targets: Annotated[list[Literal["qkv", "proj", "mlp"]], Field(min_length=1)]
+    targets: Annotated[list[Literal["qkv", "proj", "mlp", "q", "k", "v", "o", "gate", "up", "down"]], Field(min_length=1)]
+    alpha: NotNegative = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    rank_stabilised: bool = False
+    base: Literal["bf16", "fp8", "nf4"] = "bf16"
+
+    def value(self) -> Adapters:
+        return Adapters(**{**self.model_dump(), "targets": tuple(self.targets)})
+
+
+class BalanceTable(Checked):
+    auxiliary: NotNegative = 0.0
+    scope: Literal["sequence", "batch", "micro-batch"] = "sequence"
+    z: NotNegative = 0.0
+    bias_rate: NotNegative = 0.0
+    capacity: NotNegative = 0.0
 
 
 class TrainingTable(Checked):
@@ -270,6 +310,10 @@ class TrainingTable(Checked):
     target_loss: NotNegative = 0.0
     most_samples: NotNegative = 0.0
     corpus: str = ""
+    balance: BalanceTable = BalanceTable()
+
+    def value(self) -> Training:
+        return Training(**self.model_dump(exclude={"balance"}), balance=Balance(**self.balance.model_dump()))
 
 
 class WorkloadTable(Entry):
@@ -299,8 +343,8 @@ class WorkloadTable(Entry):
             num_tokens=self.num_tokens,
             convergence=self.convergence.value() if self.convergence else None,
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
-            adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
-            training=Training(**self.training.model_dump()) if self.training else None,
+            adapters=self.adapters.value() if self.adapters else None,
+            training=self.training.value() if self.training else None,
             expert_imbalance=self.expert_imbalance,
             packed=self.packed,
             target=self.target,

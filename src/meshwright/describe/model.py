@@ -7,13 +7,24 @@ counted, as is usual for MFU.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
+from meshwright.describe.router import Router
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
 from meshwright.units import parameters
+
+YARN = "yarn"
+ROTARY_KINDS = ("llama3", YARN)
+
+
+def spread_layers(num_chosen: int, num_layers: int) -> tuple[int, ...]:
+    """Layers spread evenly over a model, beginning with the first: every second one for half of them."""
+    ends = [-(-layer * num_chosen // num_layers) for layer in range(num_layers + 1)]
+    return tuple(layer for layer in range(num_layers) if ends[layer + 1] > ends[layer])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +36,8 @@ class Experts:
     hidden: int  # width of one expert
     num_shared: int = 0  # experts of the same width that every token visits
     num_dense_layers: int = 0  # leading layers that keep the dense MLP
+    router: Router = field(default_factory=Router)  # how tokens choose experts
+    activation_limit: float = 0.0  # gpt-oss clamps what its gates and inputs may be, and gates otherwise; 0: SwiGLU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +49,54 @@ class LatentAttention:
     nope_dim: int  # per head, without rotary position
     rope_dim: int
     value_dim: int
+    interleaved: bool = True  # whether rotary dimension 2i turns with 2i + 1, as in DeepSeek's weights; otherwise i with i + rope_dim / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
-    """Llama 3's scaling of rotary positions for contexts longer than the original one.
+    """How rotary positions are scaled for contexts longer than the original one.
 
     Dimensions that turn fewer than `low_turns` times over the original context are slowed down by `factor`; those that turn more than
-    `high_turns` times are not changed.
+    `high_turns` times are not changed. Between the two, Llama 3 interpolates by the number of turns, and YaRN by that of the dimension.
+    YaRN also multiplies queries and keys by `magnitude`, and DeepSeek the scores by `score_factor`.
     """
 
     factor: float
     original_positions: int
     low_turns: float = 1.0
     high_turns: float = 4.0
+    kind: str = "llama3"  # or yarn
+    truncates: bool = True  # YaRN: whether the first and the last dimension of the ramp are rounded to whole numbers
+    mscale: float = 0.0  # YaRN: weights of log(factor) in the magnitude; 0: not stated
+    mscale_all_dim: float = 0.0
+    stated_magnitude: float = 0.0  # YaRN: 0: it follows from the others
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROTARY_KINDS:
+            raise InputError(
+                f"rotary positions cannot be scaled by {self.kind!r}",
+                where="rotary_scaling.kind",
+                fix=f"use one of {', '.join(ROTARY_KINDS)}",
+            )
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.kind != YARN:
+            return 1.0
+        if self.stated_magnitude:
+            return self.stated_magnitude
+        if self.mscale and self.mscale_all_dim:
+            return self._length(self.mscale) / self._length(self.mscale_all_dim)
+        return self._length(1.0)
+
+    @property
+    def score_factor(self) -> float:
+        """What scores of latent attention are multiplied by, besides the usual scale."""
+        return self._length(self.mscale_all_dim) ** 2 if self.kind == YARN and self.mscale_all_dim else 1.0
+
+    def _length(self, weight: float) -> float:
+        return 0.1 * weight * math.log(self.factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +119,14 @@ class Model:
         tied_embeddings: Whether the output projection uses the weights of the embedding.
         num_positions: Number of learned positions; 0: positions are rotary.
         rotary_theta: Base of the rotary wavelengths.
-        rotary_scaling: Llama 3's scaling of rotary positions, if used.
+        rotary_scaling: Llama 3's scaling of rotary positions or YaRN, if used.
         norm_epsilon: Epsilon of the norms.
         layer_norm: Whether norms are LayerNorm (weight and bias) instead of RMSNorm (weight).
         qk_norm: Whether queries and keys are normalized.
         attention_sinks: Whether each head has a learned logit as a sink.
-        window: Number of earlier tokens that a windowed layer attends to; 0: no layer has a window.
+        window: Number of tokens that a token of a windowed layer attends to, itself included; 0: no layer has a window.
         num_windowed_layers: Number of layers with a window.
+        windowed_layers: The numbers of these layers, counted from 0; empty: they are spread evenly, beginning with the first layer.
         num_prediction_layers: Number of additional layers for multi-token prediction.
         experts: The mixture of experts, if the model has one.
         latent: Multi-head latent attention, if the model has it.
@@ -105,8 +153,9 @@ class Model:
     layer_norm: bool = False  # LayerNorm (weight and bias) instead of RMSNorm (weight)
     qk_norm: bool = False
     attention_sinks: bool = False  # one learned logit per head
-    window: int = 0  # earlier tokens that a windowed layer attends to; 0: no layer has a window
+    window: int = 0  # tokens that a token of a windowed layer attends to, itself included; 0: no layer has a window
     num_windowed_layers: int = 0
+    windowed_layers: tuple[int, ...] = ()  # their numbers; empty: spread evenly, from the first layer on
     num_prediction_layers: int = 0  # extra multi-token-prediction layers
     experts: Experts | None = None
     latent: LatentAttention | None = None
@@ -123,7 +172,22 @@ class Model:
                 where=f"model {self.name}: num_kv_heads",
                 fix="choose a divisor of num_heads",
             )
+        if self.experts is not None:
+            self.experts.router.check(self.experts.num_experts, self.experts.num_active, f"model {self.name}: experts")
         check_numbers(self, f"model {self.name}")
+        self._check_windows()
+
+    def _check_windows(self) -> None:
+        given, where = self.windowed_layers, f"model {self.name}: windowed_layers"
+        if self.num_windowed_layers > self.num_layers:
+            what = f"{self.num_windowed_layers} layers have a window, and the model has {self.num_layers}"
+            raise InputError(what, where=f"model {self.name}: num_windowed_layers", fix=f"give at most {self.num_layers}")
+        if given and (len(set(given)) != self.num_windowed_layers or len(given) != self.num_windowed_layers):
+            what = f"windowed_layers names {len(set(given))} layers, and num_windowed_layers is {self.num_windowed_layers}"
+            raise InputError(what, where=where, fix="name each windowed layer once, or leave windowed_layers out")
+        if given and max(given) >= self.num_layers:
+            what = f"layer {max(given)} has a window, and the last layer is {self.num_layers - 1}"
+            raise InputError(what, where=where, fix="count layers from 0")
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {parameters(self.num_parameters)} parameters, {self.num_layers} layers, hidden {self.hidden})"
@@ -143,6 +207,19 @@ class Model:
         """Width of keys (or of values) of all key-value heads together, as attention reads them."""
         return self.query_dim if self.latent else self.num_kv_heads * self.head_dim
 
+    @property
+    def attended_dim(self) -> int:
+        """Width of one head in attention itself: latent heads are as wide as the wider of keys and values."""
+        latent = self.latent
+        return max(latent.nope_dim + latent.rope_dim, latent.value_dim) if latent else self.head_dim
+
+    @typed
+    def window_of(self, layer: int) -> int:
+        """Tokens that a token of this layer attends to, itself included; 0: all earlier ones."""
+        if not self.window or not self.num_windowed_layers:
+            return 0
+        return self.window if layer in (self.windowed_layers or spread_layers(self.num_windowed_layers, self.num_layers)) else 0
+
     @typed
     def key_copies(self, tp: int) -> int:
         """How many of `tp` tensor-parallel ranks hold the same key-value head: one, unless there are more ranks than heads."""
@@ -151,6 +228,8 @@ class Model:
     @typed
     def vocab_rows(self, tp: int) -> int:
         """Entries of the vocabulary on each of `tp` tensor-parallel ranks. Where they do not divide, the last ones are padding."""
+        if tp < 1:
+            raise InputError(f"tp is {tp}", where="tp", fix="give a number of ranks: 1 or more")
         return -(-self.vocab_size // tp)
 
     @property
@@ -296,6 +375,14 @@ class Model:
     @typed
     def cut_to(self, num_layers: int) -> Model:
         """The same model with fewer layers, for a small machine."""
-        windowed = round(self.num_windowed_layers * num_layers / self.num_layers)
+        kept = tuple(layer for layer in self.windowed_layers if layer < num_layers)
+        windowed = len(kept) if self.windowed_layers else round(self.num_windowed_layers * num_layers / self.num_layers)
         experts = self.experts and replace(self.experts, num_dense_layers=min(self.experts.num_dense_layers, num_layers))
-        return replace(self, name=f"{self.name}-l{num_layers}", num_layers=num_layers, num_windowed_layers=windowed, experts=experts)
+        return replace(
+            self,
+            name=f"{self.name}-l{num_layers}",
+            num_layers=num_layers,
+            num_windowed_layers=windowed,
+            windowed_layers=kept,
+            experts=experts,
+        )

@@ -10,8 +10,9 @@ import numpy as np
 
 from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
+from meshwright.describe.router import Balance
 from meshwright.describe.source import Sources
-from meshwright.errors import InputError
+from meshwright.errors import InputError, nearest
 
 ROUNDING = 1e-9  # of a quotient of two floats that are meant to divide
 
@@ -19,12 +20,56 @@ ROUNDING = 1e-9  # of a quotient of two floats that are meant to divide
 MOST_IMBALANCE = 10_000  # no layout has more ranks to spread experts over
 
 
+# Matrices of a layer that adapters may be beside, by the kinds in which recipes name them.
+ADAPTED = {"qkv": ("q", "k", "v"), "proj": ("o",), "mlp": ("gate", "up", "down")}
+BASES = ("bf16", "fp8", "nf4")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """LoRA: the base model is frozen; pairs of low-rank matrices next to some of its matrices are trained."""
 
     rank: int
-    targets: tuple[str, ...]  # of "qkv", "proj", "mlp"
+    targets: tuple[
+        str, ...
+    ]  # kinds: "qkv" (one pair for all three), "proj", "mlp"; or single matrices: "q", "k", "v", "o", "gate", "up", "down"
+    alpha: float = 0.0  # the pair's product is scaled by alpha / rank; 0: twice the rank
+    dropout: float = 0.0  # share of a pair's inputs that are left out in training
+    rank_stabilised: bool = False  # scale by alpha / sqrt(rank) instead (arXiv:2312.03732)
+    base: str = "bf16"  # how the frozen matrices of layers are kept: bf16 (as the products are), fp8, nf4
+
+    def __post_init__(self) -> None:
+        known = {*ADAPTED, *(name for names in ADAPTED.values() for name in names)}
+        if self.rank < 1 or not self.targets or not 0 <= self.dropout < 1 or self.alpha < 0 or self.base not in BASES:
+            raise InputError(
+                f"adapters of rank {self.rank} on {', '.join(self.targets) or 'nothing'}, alpha {self.alpha:g}, dropout {self.dropout:g}, "
+                f"base {self.base}",
+                where="workload.adapters",
+                fix=f"give a rank of 1 or more, a target, an alpha from 0, a dropout from 0 to below 1, and a base of {', '.join(BASES)}",
+            )
+        for target in self.targets:
+            if target not in known:
+                raise InputError(f"no matrix named {target!r}", where="workload.adapters.targets", fix=nearest(target, known))
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The single matrices of a layer that have adapters."""
+        every = [name for names in ADAPTED.values() for name in names]
+        wanted = {name for target in self.targets for name in ADAPTED.get(target, (target,))}
+        return tuple(name for name in every if name in wanted)
+
+    @property
+    def scale(self) -> float:
+        """The factor on the product of a pair."""
+        return (self.alpha or 2.0 * self.rank) / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+    def adapts(self, kind: str) -> bool:
+        """Whether a matrix of this kind (`qkv`, `proj`, `mlp`) has adapters."""
+        return any(name in self.matrices for name in ADAPTED[kind])
+
+    def parameters(self, sides: Mapping[str, float]) -> float:
+        """Parameters of one layer's adapters, from the sum of both sides of each matrix; a kind's matrices share one pair's first half."""
+        return self.rank * sum(sides[target] for target in self.targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +186,7 @@ class Training:
     target_loss: float = 0.0  # validation loss that ends the run; 0: none
     most_samples: float = 0.0  # the run ends here, even without the target; 0: at the end of the workload
     corpus: str = ""  # what to train on: a folder, or the name of a corpus in the package
+    balance: Balance = field(default_factory=Balance)  # of experts
 
     def rate(self, samples: float) -> float:
         """Learning rate of the step that begins after `samples`."""

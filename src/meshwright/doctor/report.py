@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.doctor.bad_nodes import BadNode
 from meshwright.doctor.checks import FAIL, OK, WARN, Finding, failed_nodes
 from meshwright.doctor.expected import Expected
 from meshwright.doctor.reading import Gathered, Reading
+from meshwright.record.bad_nodes import BadNode
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
 from meshwright.units import seconds
 

@@ -112,7 +112,9 @@ def follow(
         if line != said and state.phase in ACTIVE:
             report(line)
             said = line
-        if state.phase == RUNNING and not placing and (placing := engine.read(request.folder / PLACING_FILE, 0)):
+        if state.phase == WAITING:
+            placing = b""  # a job that was requeued is placed again
+        elif state.phase == RUNNING and not placing and (placing := engine.read(request.folder / PLACING_FILE, 0)):
             report(printable(placing.decode(errors="replace").strip()))
         if state.phase != WAITING and steps.read():
             report(steps.words)

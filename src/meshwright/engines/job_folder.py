@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from meshwright.doctor.bad_nodes import read_bad_nodes
 from meshwright.engines.replan import Placed, placed
 from meshwright.engines.request import (
     ALLOCATED_FILE,
@@ -32,6 +31,7 @@ from meshwright.engines.site import read_site
 from meshwright.errors import InputError
 from meshwright.files import read_text, refusal, write_whole
 from meshwright.plan.plan import plan_bytes, read_plan
+from meshwright.record.bad_nodes import read_bad_nodes
 
 MOST_LIST_BYTES = 64 << 20
 SUBMITTED_FILE = "job.json"

@@ -27,7 +27,8 @@ REFUSALS = (
     ("invalid partition", "the partition does not exist", f"name another in slurm.partition {SITE}"),
     ("invalid account", "the account may not use this partition", f"correct slurm.account {SITE}: `sacctmgr show associations`"),
     ("invalid qos", "the quality of service does not exist, or not for this account", f"correct slurm.qos {SITE}"),
-    ("invalid reservation", "the reservation does not exist, or is over", f"correct slurm.reservation {SITE}"),
+    ("reservation is invalid", "the reservation does not exist, or is over", f"correct slurm.reservation {SITE}"),
+    ("invalid feature", "no node has the features that are asked for", f"correct slurm.constraint {SITE}"),
     ("access/permission denied", "Slurm does not let this user submit", "ask the operators of the cluster for access"),
     ("user's group not permitted", "this user may not use the partition", f"name another in slurm.partition {SITE}"),
     (

@@ -18,6 +18,8 @@ MOST_PLANES = 8
 LEAST_BITS_PER_S, MOST_BITS_PER_S = 1e5, 1e11
 OWN_NETWORK = ipaddress.ip_network("10.64.0.0/16")  # of the hosts themselves, where several planes lead to them
 PLANE_NETWORK = ipaddress.ip_network("10.65.0.0/16")  # of the first plane; the others follow
+MANAGEMENT_NETWORK = ipaddress.ip_network("10.80.0.0/16")  # of Slurm and ssh, apart from the traffic of jobs; its links have no rate
+LOGIN = "login"  # the host from which jobs are submitted, and on which Slurm's controller runs
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,6 +44,9 @@ class Lab:
     rail_bits_per_s: float = 2e9  # between a host and its rack
     uplink_bits_per_s: float = 1e8  # between a rack and the spine
     num_planes: int = 1
+    is_spread: bool = False  # with several planes: whether pairs of hosts have a plane each, and are not hashed onto one
+    has_slurm: bool = False  # a Slurm whose nodes are the hosts
+    has_ssh: bool = False  # an ssh server on each host
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -79,11 +84,18 @@ class Lab:
         return "eth0" if self.num_planes == 1 else "own0"
 
     @property
+    def has_login(self) -> bool:
+        """Whether there is a host from which jobs are submitted, and a network of its own to reach the others."""
+        return self.has_slurm or self.has_ssh
+
+    @property
     def words(self) -> str:
         """The lab in a few words."""
-        planes = f", {self.num_planes} planes" if self.num_planes > 1 else ""
+        routed = "spread" if self.is_spread else "hashed"
+        planes = f", {self.num_planes} planes ({routed})" if self.num_planes > 1 else ""
         rates = f"rail {rate_text(self.rail_bits_per_s)}, uplink {rate_text(self.uplink_bits_per_s)}"
-        return f"{self.num_racks} racks x {self.num_hosts} hosts x {self.num_ranks} ranks, {rates}{planes}"
+        services = (", with Slurm" if self.has_slurm else "") + (", with ssh" if self.has_ssh else "")
+        return f"{self.num_racks} racks x {self.num_hosts} hosts x {self.num_ranks} ranks, {rates}{planes}{services}"
 
     def host_at(self, slot: int) -> Host:
         """The host of a place for a rank; places are counted host by host, rack by rack."""
@@ -107,6 +119,22 @@ class Lab:
         for plane in range(self.num_planes):
             yield from (self.rack_switch(rack, plane) for rack in range(self.num_racks))
             yield self.spine(plane)
+        if self.has_login:
+            yield from (self.login, self.management_switch)
+
+    @property
+    def login(self) -> str:
+        """The namespace of the host from which jobs are submitted."""
+        return f"{self.prefix}{LOGIN}"
+
+    @property
+    def management_switch(self) -> str:
+        """The namespace of the switch of the management network."""
+        return f"{self.prefix}mgmt"
+
+    def management_address(self, host: Host | None) -> str:
+        """The address of a host, or of the login host, in the management network."""
+        return _address(MANAGEMENT_NETWORK, MANAGEMENT_NETWORK.num_addresses - 2 if host is None else self._number(host))
 
     def address(self, host: Host) -> str:
         """The address under which a host's ranks are reached: that of its only link, or its own one where several planes lead to it."""

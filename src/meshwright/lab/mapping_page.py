@@ -46,7 +46,7 @@ COLUMNS = ("predicted>", "measured>", "predicted against measured>", "crosses th
 def _row(one: Tried) -> tuple[str, ...]:
     found = one.mapping
     measured = f"{seconds(one.measured_s)} ± {seconds(one.error_s)}"
-    return found.words, _layout(found), seconds(found.predicted_s), measured, f"{one.off:+.0%}", crossing_words(found)
+    return found.words, _layout(found), seconds(found.predicted_s), measured, per_cent(one.off, "+.0f"), crossing_words(found)
 
 
 def _layout(one: Mapping) -> str:
@@ -79,7 +79,7 @@ def headline(ordered: Sequence[Tried]) -> str:
         + "; ".join(f"{one.mapping.words} and {other.mapping.words}" for one, other in wrong)
         + ", which differ by more than the noise."
     )
-    return f"{worth} {order} Of the {len(ordered[:5])} best, {len(close)} were predicted within {WITHIN:.0%}."
+    return f"{worth} {order} Of the {len(ordered[:5])} best, {len(close)} were predicted within {per_cent(WITHIN, '.0f')}."
 
 
 def explanation(one: Tried) -> str:
@@ -105,7 +105,7 @@ def notes(ordered: Sequence[Tried]) -> list[str]:
     if loud:
         most = max(one.others_share for one in loud)
         found.append(
-            f"other programs used up to {most:.0%} of the core time during {len(loud)} of the {len(ordered)} runs: "
+            f"other programs used up to {per_cent(most, '.0f')} of the core time during {len(loud)} of the {len(ordered)} runs: "
             "these measured steps are longer than on a quiet machine"
         )
     return found

@@ -19,6 +19,7 @@ BUCKET_S, LEAST_BUCKET_BYTES = 0.001, 20_000
 # A queue this long loses nothing: TCP's own windows are smaller. A lossy queue would add TCP's retransmission time of 200 ms to collectives
 # of a few milliseconds, which the lossless networks of real clusters do not have.
 QUEUE_BYTES = 64_000_000
+MANAGEMENT = "mgmt0"  # the interface of a host in the management network
 SETTINGS = (
     "net.ipv4.tcp_congestion_control=reno",  # every namespace may choose it; the system's own, such as bbr, may pace short bursts
     "net.ipv4.tcp_slow_start_after_idle=0",  # a collective comes after a pause for compute
@@ -76,6 +77,25 @@ def up_commands(lab: Lab) -> Iterator[Command]:
         yield from _link_commands(link)
     for host in lab.hosts:
         yield from _address_commands(lab, host)
+    if lab.has_login:
+        yield from _management_commands(lab)
+
+
+def _management_commands(lab: Lab) -> Iterator[Command]:
+    """A switch to which every host and the login host have a link without a rate: Slurm and ssh take no room on the job's links."""
+    switch = lab.management_switch
+    yield "ip", "netns", "add", switch
+    yield "ip", "-n", switch, "link", "add", "br0", "type", "bridge"
+    yield "ip", "-n", switch, "link", "set", "br0", "up"
+    yield "ip", "netns", "add", lab.login
+    yield "ip", "-n", lab.login, "link", "set", "lo", "up"
+    for number, host in enumerate((None, *lab.hosts)):
+        namespace, port = lab.login if host is None else lab.namespace(host), f"port{number}"
+        yield "ip", "link", "add", MANAGEMENT, "netns", namespace, "type", "veth", "peer", "name", port, "netns", switch
+        yield "ip", "-n", switch, "link", "set", port, "master", "br0"
+        yield "ip", "-n", switch, "link", "set", port, "up"
+        yield "ip", "-n", namespace, "addr", "add", f"{lab.management_address(host)}/16", "dev", MANAGEMENT
+        yield "ip", "-n", namespace, "link", "set", MANAGEMENT, "up"
 
 
 def _link_commands(link: Link) -> Iterator[Command]:
@@ -101,9 +121,21 @@ def _address_commands(lab: Lab, host: Host) -> Iterator[Command]:
     yield "ip", "-n", namespace, "link", "set", lab.interface, "up"
     for other in lab.hosts:
         if other != host:
+            if lab.is_spread:
+                yield from _spread_routes(lab, host, other)
+                continue
             hops = [("nexthop", "via", lab.plane_address(other, plane), "dev", f"eth{plane}") for plane in range(lab.num_planes)]
             route = ("route", "add", f"{lab.address(other)}/32", "src", lab.address(host))
             yield "ip", "-n", namespace, *route, *(word for hop in hops for word in hop)
+
+
+def _spread_routes(lab: Lab, host: Host, other: Host) -> Iterator[Command]:
+    """Routes to another host's own address: through the plane of its number, and through the next one where that plane is lost."""
+    for choice in range(lab.num_planes):
+        plane = (other.number + choice) % lab.num_planes
+        hop = ("via", lab.plane_address(other, plane), "dev", f"eth{plane}")
+        route = ("route", "add", f"{lab.address(other)}/32", *hop, "src", lab.address(host), "metric", str(10 + choice))
+        yield "ip", "-n", lab.namespace(host), *route
 
 
 def rate_commands(link: Link, bits_per_s: float) -> Iterator[Command]:

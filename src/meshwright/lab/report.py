@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.lab import network, system
+from meshwright.lab import network, nodes, system
 from meshwright.lab.description import Lab, rate_text
-from meshwright.lab.state import Removed, State
+from meshwright.lab.state import FOLDER, Removed, State
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
 
 
@@ -21,14 +21,17 @@ def lab_document(state: State, description: Path) -> Document:
     hosts: list[dict[str, Any]] = [{"host": str(host), "address": lab.address(host), "num_processes": running[host]} for host in lab.hosts]
     links = [_link(state, link) for link in network.links(lab)]
     title = f"lab {lab.name}: {lab.words}"
+    site = nodes.folder_of(lab.name, FOLDER).site if lab.has_login else None
+    services = (("site file", str(site), "for meshwright launch"), ("login host", "meshwright lab login", "to submit jobs")) if site else ()
     blocks: list[Block] = [
-        Pairs(title, (("description", str(description), ""), ("interface", lab.interface, "of each host"))),
+        Pairs(title, (("description", str(description), ""), ("interface", lab.interface, "of each host"), *services)),
         Table("hosts", ("host", "address", "processes>"), tuple((h["host"], h["address"], str(h["num_processes"])) for h in hosts)),
         Table("links", ("link", "plane>", "rate>", "state"), tuple(map(_link_row, links))),
     ]
     blocks += [Note(f"{len(missing)} namespaces are missing, {missing[0]} first: remove the lab and make it again")] if missing else []
     blocks.append(Text(f"meshwright plan llama-2m {description} python-stdlib"))
-    values = {"lab": _values(lab), "lab_hosts": hosts, "lab_links": links, "missing_namespaces": missing, "files": [_file(description)]}
+    files = [_file("cluster", description), *([_file("site file", site)] if site else [])]
+    values = {"lab": _values(lab), "lab_hosts": hosts, "lab_links": links, "missing_namespaces": missing, "files": files}
     return Document(kind="lab", title=title, blocks=tuple(blocks), values=values)
 
 
@@ -44,8 +47,8 @@ def _values(lab: Lab) -> dict[str, Any]:
     }
 
 
-def _file(description: Path) -> dict[str, str]:
-    return {"what": "cluster", "path": str(description)}
+def _file(what: str, path: Path) -> dict[str, str]:
+    return {"what": what, "path": str(path)}
 
 
 def _link(state: State, link: network.Link) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from meshwright.describe.this_machine import NAME as THIS_MACHINE
 from meshwright.errors import InputError
 from meshwright.files import read_text, write_whole
-from meshwright.lab import network, system
+from meshwright.lab import network, nodes, system
 from meshwright.lab.description import Lab, check_rate
 
 KIND, VERSION = "meshwright lab", 1
@@ -105,6 +105,7 @@ def known(folder: Path = FOLDER) -> list[str]:
 def up(lab: Lab, folder: Path = FOLDER) -> State:
     """Make a lab. If that fails in the middle, all of it is removed again."""
     system.check_able()
+    nodes.check_services(lab)
     there = system.namespaces(lab.prefix)
     if there or path_of(lab.name, folder).exists():
         whole = set(there) == set(lab.namespaces())
@@ -115,6 +116,8 @@ def up(lab: Lab, folder: Path = FOLDER) -> State:
     write_state(state, folder)
     try:
         system.execute_all(network.up_commands(lab))
+        if lab.has_login:
+            nodes.start(lab, nodes.folder_of(lab.name, folder))
     except BaseException:
         down(lab.name, folder)
         raise
@@ -135,6 +138,7 @@ def down(name: str, folder: Path = FOLDER) -> Removed:
     there = system.namespaces(Lab(name=name).prefix)
     num_processes = system.end_processes(there)
     system.execute_all(network.down_commands(there))
+    nodes.remove(nodes.folder_of(name, folder))
     for path in (description_path(name, folder), path_of(name, folder)):
         path.unlink(missing_ok=True)
     return Removed(len(there), num_processes)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from meshwright.errors import InputError, MeshwrightError
@@ -19,17 +19,24 @@ TOOLS = {  # by the package of Debian that has them
     **dict.fromkeys(("nsenter", "unshare", "setpriv"), "util-linux"),
     **{"sysctl": "procps", "hostname": "hostname"},
 }
+# Where programs are looked for: an ordinary user's PATH may lack the folders of the administrator.
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 PATIENCE_S = 30.0  # for one command
 ENDING_S = 5.0  # for processes that were asked to end
 
 
+def check_tools(tools: Mapping[str, str], what: str) -> None:
+    """Raise an error that says which programs are missing, and which packages have them."""
+    missing = [tool for tool in tools if shutil.which(tool, path=PATH) is None]
+    if missing:
+        packages = sorted({tools[tool] for tool in missing})
+        fix = f"install {' and '.join(packages)}: apt-get install {' '.join(packages)}"
+        raise InputError(f"{what} needs {', '.join(missing)}, which this machine does not have", where="this machine", fix=fix)
+
+
 def check_able() -> None:
     """Raise an error that says what is missing on this machine."""
-    missing = [tool for tool in TOOLS if shutil.which(tool, path=_path()) is None]
-    if missing:
-        packages = sorted({TOOLS[tool] for tool in missing})
-        fix = f"install {' and '.join(packages)}: apt-get install {' '.join(packages)}"
-        raise InputError(f"a lab needs {', '.join(missing)}, which this machine does not have", where="this machine", fix=fix)
+    check_tools(TOOLS, "a lab")
     if os.geteuid() != 0:
         raise InputError(
             f"a lab needs root, because it makes network namespaces, and this is user {os.geteuid()}",
@@ -38,16 +45,11 @@ def check_able() -> None:
         )
 
 
-def _path() -> str:
-    """Where programs are looked for: an ordinary user's PATH may lack the folders of the administrator."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-
-
 def execute(command: Command) -> str:
     """What a command printed; an error if it failed."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ, "PATH": _path(), "LC_ALL": "C"}
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ, "PATH": PATH, "LC_ALL": "C"}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MeshwrightError(f"{' '.join(command)}: {error}", where="this machine") from None

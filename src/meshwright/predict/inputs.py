@@ -22,8 +22,7 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.predict import software as sw
-from meshwright.predict.footprint import kept_bytes, recipe_for
+from meshwright.predict.footprint import adapter_sides, kept_bytes, recipe_for
 from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
 
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
@@ -110,7 +109,7 @@ class Inputs:
     expert_sync_s: Value = 0.0  # for which a layer with experts waits until its host knows how many tokens each expert got, each way
     expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
     expert_hidden: Value = 0.0  # share of the experts' all-to-all that is hidden behind compute if it is overlapped
-    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that is hidden behind products if it is overlapped
+    tp_hidden: Value = np.nan  # share of tensor traffic that is hidden behind products if it is overlapped; NaN: as fitted for all software
     sends_once: Value = 0.0  # 1 if a token is sent only once to a rank or domain with several of its experts
 
 
@@ -163,7 +162,7 @@ def _software(job: Job) -> dict[str, Any]:
         "log_products": effects.log_products,
         "score_bytes": effects.score_bytes,
         "host_s": effects.host_s,
-        "tp_hidden": sw.TP_HIDDEN if effects.tp_hidden is None else effects.tp_hidden,
+        "tp_hidden": np.nan if effects.tp_hidden is None else effects.tp_hidden,
     }
     if model.experts is None:
         return found
@@ -247,12 +246,8 @@ def _parameters(model: Model, workload: Workload) -> dict[str, Any]:
     routed = model.num_expert_layers * model.experts.num_experts * model.expert_parameters if model.experts else 0
     adapters = 0.0
     if workload.adapters:
-        sides = {
-            "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
-            "proj": model.value_dim + model.hidden,
-            "mlp": (model.mlp_matrices) * (model.hidden + model.ffn_hidden),
-        }
-        adapters = float(workload.adapters.rank * sum(sides[target] for target in workload.adapters.targets))
+        mlp = model.mlp_matrices * (model.hidden + model.ffn_hidden)
+        adapters = float(workload.adapters.parameters({**adapter_sides(model), "mlp": mlp}))
     return {
         "layer_parameters": model.attention_matrix_parameters + (dense + shared) / model.num_layers,
         "expert_parameters": routed / model.num_layers,

@@ -23,7 +23,7 @@ def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layo
     legal &= workload.global_batch % (dp * layouts.micro_batch) == 0
     legal &= (layouts.schedule != SCHEDULES.index("1f1b")) | (layouts.vp == 1)
     legal &= stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers).legal
-    for count in (model.num_heads, model.ffn_hidden):
+    for count in (model.num_heads, model.ffn_hidden, _shared_width(model)):
         legal &= count % tp == 0
     legal &= (model.num_kv_heads % tp == 0) | (tp % model.num_kv_heads == 0)
     legal &= workload.seq_len % np.where(cp > 1, 2 * cp * tp, tp) == 0
@@ -65,7 +65,8 @@ def check_division(model: Model, workload: Workload, layout: Layout) -> None:
             fix="use zero=2 or less, or schedule=interleaved",
         )
     check_split(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
-    for what, count in (("attention heads", model.num_heads), ("MLP columns", model.ffn_hidden)):
+    columns = (("MLP columns", model.ffn_hidden), ("columns of shared experts", _shared_width(model)))
+    for what, count in (("attention heads", model.num_heads), *columns):
         if count % layout.tp:
             _refuse("tp", layout.tp, count, what)
     if model.num_kv_heads % layout.tp and layout.tp % model.num_kv_heads:
@@ -87,6 +88,11 @@ def check_division(model: Model, workload: Workload, layout: Layout) -> None:
         raise InputError(f"ep={layout.ep}, but {model.name} has no experts", where="layout.ep", fix="leave ep out")
     if layout.cp > 1 and layout.cp_kind == "all-to-all" and model.num_kv_heads % (layout.cp * layout.tp):
         _refuse("cp", layout.cp * layout.tp, model.num_kv_heads, "key-value heads (all-to-all gives each rank whole heads)")
+
+
+def _shared_width(model: Model) -> int:
+    """Columns of the experts that every token visits, as one MLP; 0 without them."""
+    return model.experts.num_shared * model.experts.hidden if model.experts else 0
 
 
 def _refuse(axis: str, degree: int, count: int, what: str) -> None:

@@ -142,7 +142,7 @@ def _first_unfinished(members: dict[int, GroupCalls], traced: set[int], *, is_me
     waiting = [call for of_rank in calls.values() for call in of_rank.values() if not call.finished]
     if not waiting:
         return None
-    number = min(call.number for call in waiting)
+    number = _blocking(sorted({call.number for call in waiting}), group.ranks, calls)
     call = next(call for call in waiting if call.number == number)
     last = {rank: max(of_rank.items())[1] for rank, of_rank in calls.items() if of_rank}
     entered = tuple(rank for rank in group.ranks if rank in last and last[rank].number >= number)
@@ -157,6 +157,21 @@ def _first_unfinished(members: dict[int, GroupCalls], traced: set[int], *, is_me
         finished=tuple(rank for rank in entered if rank not in of_ranks or of_ranks[rank].finished),
         differing=_differing(of_ranks),
     )
+
+
+def _blocking(numbers: Sequence[int], ranks: Sequence[int], calls: dict[int, dict[int, Call]]) -> int:
+    """The first of the unfinished calls `numbers` that is more than under way.
+
+    A library may record the end of a call late. So a call that all ranks had entered and one of them had finished counts only if no later
+    one is left.
+    """
+
+    def is_ending(number: int) -> bool:
+        of_ranks = [calls.get(rank, {}) for rank in ranks]
+        all_entered = all(of_rank and max(of_rank) >= number for of_rank in of_ranks)
+        return all_entered and any(number not in of_rank or of_rank[number].finished for of_rank in of_ranks)
+
+    return next((number for number in numbers if not is_ending(number)), numbers[0])
 
 
 def _differing(of_ranks: dict[int, Call]) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -195,10 +210,12 @@ def read_traces(folder: Path) -> list[RankTrace]:
 
 
 def remove_traces(folder: Path) -> None:
-    """Remove the traces of an earlier failure, before the run goes on."""
+    """Remove the traces of an earlier failure, before the run goes on, and their folder if nothing else is in it."""
     for path in (folder / FLIGHT).glob("*rank-*.json"):  # and what a kill left half written
         with suppress(OSError):
             path.unlink()
+    with suppress(OSError):
+        (folder / FLIGHT).rmdir()
 
 
 def trace_of(entry: Any) -> RankTrace:

@@ -19,6 +19,7 @@ from typing import Any, Self
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import check_path, refusal, replace_file
 from meshwright.record.entries import Event, StepRecord
+from meshwright.record.flight import remove_traces
 from meshwright.record.header import RUNNING, STATUSES, RunHeader, read_header
 from meshwright.record.lines import line_of, object_in
 from meshwright.record.lock import LOCK, RunLock
@@ -190,6 +191,7 @@ def clear_unstarted(folder: Path) -> None:
         return
     for name in FIRST_FILES:
         (folder / name).unlink(missing_ok=True)
+    remove_traces(folder)
     with suppress(OSError):
         (folder / "checkpoints").rmdir()
 

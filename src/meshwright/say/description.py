@@ -21,6 +21,14 @@ from meshwright.say.document import Block, Document, Pairs, Table, Text
 from meshwright.units import GIB, MICROSECOND, parameters, si, usd
 
 SEQUENCES = (2048, 8192)  # lengths at which a model's FLOPs are shown
+# Words of adapters that have another meaning elsewhere.
+ADAPTER_WORDS = {
+    "rank": "lora_rank",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "rank_stabilised": "is_rank_stabilised",
+    "base": "frozen_base",
+}
 
 Rows = list[tuple[object, ...]]
 
@@ -81,7 +89,7 @@ def _values(entry: Any) -> dict[str, Any]:
     if isinstance(entry, Region):
         return {"carbon_method" if key == "method" else key: value for key, value in fields.items()}
     if isinstance(entry, Workload):
-        adapters = entry.adapters and {"lora_rank" if key == "rank" else key: value for key, value in asdict(entry.adapters).items()}
+        adapters = entry.adapters and {ADAPTER_WORDS.get(key, key): value for key, value in asdict(entry.adapters).items()}
         return {**fields, "adapters": adapters}
     return fields
 

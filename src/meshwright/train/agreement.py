@@ -31,7 +31,7 @@ SEEN_S = 30.0  # a shared disk may show a new file late
 LOOK_S = 0.05
 MOST_NAMED = 5  # differences that an error lists
 FULL, FINE = "facts", "yes"  # what rank 0 answers to the digests
-UNCOMPARED = ("plan", "plan_text", "runs", "corpus", "arguments", "prints_json", "allow_changed", "budget", "rate")
+UNCOMPARED = ("plan", "plan_text", "runs", "corpus", "data", "arguments", "prints_json", "allow_changed", "budget", "rate")
 SHOWN = {"workload.training.": "", "workload.": "", "layout.": "layout ", "model.": "model "}  # how a key begins, and in words
 
 

@@ -9,17 +9,27 @@ from meshwright.errors import InputError
 from meshwright.plan.stack.own import check_trainable
 from meshwright.train.benchmark.settings import check_settings
 from meshwright.train.data.corpus import Corpus
-from meshwright.train.data.samples import Samples, validation_samples
+from meshwright.train.folders import PLAN
 from meshwright.train.job import TrainingJob, log_settings
+from meshwright.train.material import Material, corpus_material, tuning_material
 
 
-def check_job(job: TrainingJob, *, reads_corpus: bool = False) -> Corpus:
-    """Check everything about a job that can be checked before ranks start, and return the opened corpus.
+def check_job(job: TrainingJob, *, reads_corpus: bool = False) -> Material:
+    """Check everything about a job that can be checked before ranks start, and return what it is trained on.
 
     `reads_corpus` compares all its hashes, which can take seconds.
     """
     workload = job.plan.workload
     check_trainable(job.plan.model, workload, job.plan.layout)  # a plan file may have been written by hand, or for another stack
+    material = tuning_material(job.data) if job.data else corpus_material(_corpus(job, reads_corpus), workload, job.seed)
+    material.train.check_holds(workload.global_batch)
+    check_settings(job.benchmark, log_settings(job, len(material.train), machine=""))
+    if job.start_from is not None:
+        _check_first_weights(job.start_from)
+    return material
+
+
+def _corpus(job: TrainingJob, reads_corpus: bool) -> Corpus:
     corpus = Corpus.open_checked(job.corpus) if reads_corpus else Corpus.open(job.corpus)
     if corpus.vocab_size > job.plan.model.vocab_size:
         raise InputError(
@@ -27,13 +37,6 @@ def check_job(job: TrainingJob, *, reads_corpus: bool = False) -> Corpus:
             where=str(job.corpus),
             fix=f"build the corpus with --tokenizer train:{job.plan.model.vocab_size}, or choose a model with a larger vocabulary",
         )
-    samples = Samples(corpus.train, workload.seq_len, job.seed)
-    samples.check_holds(workload.global_batch)
-    if workload.evaluation:
-        validation_samples(corpus.valid, workload.seq_len, workload.evaluation.num_samples)
-    check_settings(job.benchmark, log_settings(job, len(samples), machine=""))
-    if job.start_from is not None:
-        _check_first_weights(job.start_from)
     return corpus
 
 
@@ -42,4 +45,5 @@ def _check_first_weights(folder: Path) -> None:
         raise InputError("no such folder", where=str(folder), fix=f"give the folder that holds {CONFIG} and the weights")
     from meshwright.train.interop.huggingface import load_huggingface
 
-    load_huggingface(folder)
+    if not (folder / PLAN).is_file():
+        load_huggingface(folder)

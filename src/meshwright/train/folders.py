@@ -12,6 +12,7 @@ from meshwright.record.lock import check_free
 from meshwright.record.writer import is_free, is_unstarted
 
 PLAN = "plan.json"
+ADAPTER = "adapter_config.json"
 
 
 def check_folder(runs: Path, name: str, *, resume: bool) -> None:
@@ -39,11 +40,12 @@ def check_new_folder(folder: Path) -> None:
 
 
 def check_trained(folder: Path) -> None:
-    """Raise an error unless `folder` is a run folder or a Hugging Face model."""
-    if (folder / PLAN).is_file() or (folder / CONFIG).is_file():
+    """Raise an error unless `folder` is a run folder, a Hugging Face model or an adapter beside one."""
+    if any((folder / name).is_file() for name in (PLAN, CONFIG, ADAPTER)):
         return
+    nothing = f"this holds neither a run ({PLAN}) nor a Hugging Face model ({CONFIG}) nor an adapter ({ADAPTER})"
     raise InputError(
-        f"this holds neither a run ({PLAN}) nor a Hugging Face model ({CONFIG})" if folder.is_dir() else "no such folder",
+        nothing if folder.is_dir() else "no such folder",
         where=str(folder),
         fix="give a folder that meshwright train wrote (runs/NAME), or one with config.json, model.safetensors and tokenizer.json",
     )

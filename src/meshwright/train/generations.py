@@ -25,11 +25,11 @@ LEAST_MEETING_S = 15.0  # in which the ranks of a generation must come: one that
 def run_member(member: Member, job: TrainingJob, is_gpu: bool) -> None:
     """Train in every generation that this process belongs to, until the run is over or the process is told to leave."""
     member.listen()
-    corpus, carry, stop = check_job(job), Carry(), StopSignal()
+    material, carry, stop = check_job(job), Carry(), StopSignal()
     member.say(READY)
     announced = member.next()
     while announced is not None:
-        regroup = Regroup(member=member, announced=announced, carry=carry, corpus=corpus, stop=stop)
+        regroup = Regroup(member=member, announced=announced, carry=carry, material=material, stop=stop)
         try:
             if _run(regroup, job, is_gpu) != CHANGED:
                 return

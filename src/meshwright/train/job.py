@@ -15,9 +15,12 @@ from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
-from meshwright.train.benchmark.settings import OWN, LogSettings
+from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings
 from meshwright.train.incidents import Incident
 from meshwright.train.membership import Membership, layout_with
+from meshwright.train.tuning.dataset import DataSet
+
+READ_BYTES = 1 << 20  # of each end of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,9 @@ class TrainingJob:
     stall_timeout_s: float = 10.0  # a rank without progress for this time, and for five of its slow steps, is reported, and the run ends
     grace_s: float = 30.0  # time to save after SIGTERM
     allow_changed: tuple[str, ...] = ()
-    start_from: Path | None = None  # a Hugging Face folder with the first weights
+    start_from: Path | None = None  # a Hugging Face folder, or a run, with the first weights
+    data: DataSet | None = None  # for fine-tuning, instead of a corpus: the content of `corpus` in tokens
+    adapter: Path | None = None  # a folder with the first adapters
     plan_text: bytes = b""
     arguments: Mapping[str, Any] = field(default_factory=dict)  # as the run's header keeps them
     may_start_over: bool = False  # if there is no checkpoint to resume from
@@ -49,6 +54,10 @@ class TrainingJob:
     budget: Budget | None = None  # what the run may cost
     trace_from: int = 0  # the first of a few steps that are profiled; 0: none
     after: Incident | None = None  # the fault after which the run goes on by itself
+    skip_batches: int = 3  # most batches to leave out in 1,000 steps, because their loss is not finite or far too high
+    spike_deviations: float = 20.0  # a loss so many standard deviations above the last ones is not applied; 0: any finite one is
+    rebalances: bool = False  # whether slow replicas get fewer micro-batches
+    bad_nodes: Path | None = None  # the list for nodes whose hardware is suspect; None: bad-nodes.json beside the run
     dp: int | None = None  # replicas now, if they are not as many as in the plan
     memberships: tuple[Membership, ...] = ()  # from which step on the run has how many replicas; empty: as in the plan
     memory_steps: int = 1  # between two checkpoints in memory, where replicas divide a state among them; 0: none
@@ -106,7 +115,8 @@ def digests(job: TrainingJob, corpus_digest: str) -> dict[str, str]:
     """
     model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
     facts = {"model": model, "workload": workload, "seed": job.seed}
-    return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
+    base = {"base": files_digest(job.start_from)} if job.start_from and job.plan.workload.adapters else {}
+    return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest(), **base}
 
 
 def differences(one: Plan, other: Plan, most: int = 5) -> list[str]:
@@ -138,6 +148,18 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def files_digest(folder: Path) -> str:
+    """A digest of a model's folder by the sizes, beginnings and ends of its files: whole files may have a hundred gigabytes."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")) or [folder / "plan.json"]:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            begin = file.read(READ_BYTES)
+            file.seek(max(size - READ_BYTES, 0))
+            digest.update(f"{path.name} {size}".encode() + begin + file.read(READ_BYTES))
+    return digest.hexdigest()[:16]
+
+
 @cache
 def code_digest() -> str:
     """A digest of the source files that decide what a step computes."""
@@ -151,7 +173,7 @@ def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogS
     """What is written to the MLPerf log before the run starts."""
     workload, layout, training = job.plan.workload, job.plan.layout, job.training
     batch = workload.global_batch
-    evaluation = workload.evaluation
+    evaluation, adapters = workload.evaluation, workload.adapters
     decay_steps = int(max(training.decay_samples - training.warmup_samples, 0) // batch)
     return LogSettings(
         model=job.plan.model,
@@ -165,7 +187,7 @@ def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogS
         train_samples=num_train_samples,
         eval_samples=evaluation.num_samples if evaluation else 0,
         target=training.target_loss,
-        max_steps=max(int(training.decay_samples // batch), job.last_step) if job.benchmark == OWN else 1_200_000,
+        max_steps=_max_steps(job),
         base_learning_rate=training.learning_rate,
         end_learning_rate=training.min_learning_rate,
         warmup_steps=int(training.warmup_samples // batch),
@@ -180,4 +202,17 @@ def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogS
         pp=layout.pp,
         cp=layout.cp,
         precision=workload.precision,
+        lora_rank=adapters.rank if adapters else 0,
+        lora_alpha=adapters.alpha if adapters else 0.0,
+        lora_dropout=adapters.dropout if adapters else 0.0,
+        lora_matrices=adapters.matrices if adapters else (),
     )
+
+
+def _max_steps(job: TrainingJob) -> int:
+    """The steps after which a run ends at the latest: of an official benchmark, those of its rules."""
+    if official := OFFICIAL.get(job.benchmark):
+        stated = official.fixed["max_steps"]
+        assert isinstance(stated, int), "steps are counted"
+        return stated
+    return max(int(job.training.decay_samples // job.plan.workload.global_batch), job.last_step)

@@ -6,50 +6,43 @@ waits in a collective that another rank does not enter. The times of a step are 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
+import torch.distributed as dist
 
-from meshwright.errors import MeshwrightError
-from meshwright.train.data.corpus import Corpus
-from meshwright.train.data.samples import Batch, Prefetcher, Samples, validation_samples
 from meshwright.train.elastic.carry import Keeping
-from meshwright.train.health.damage import Comparison, Damage
+from meshwright.train.feed import Feed
+from meshwright.train.health.balance import balanced, slowdowns
+from meshwright.train.health.damage import Comparison, SumTest
 from meshwright.train.health.garbage import Garbage
+from meshwright.train.health.gate import Gate, Guard, Trouble
 from meshwright.train.health.limit import Limit
-from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.health.signals import StopSignal
-from meshwright.train.health.spikes import Peaks, Spikes, largest_parameter
+from meshwright.train.health.spikes import Losses, largest_parameter
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import TrainingJob
+from meshwright.train.material import Material
 from meshwright.train.model.compiled import compiles
 from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
-from meshwright.train.parallel.digests import NUM_PARTS
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.timing import Moment, between_s
 from meshwright.train.record import measured
 from meshwright.train.record.logbook import Logbook, Step
 from meshwright.train.record.tracer import Tracer
+from meshwright.train.replay import Held, Replays
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves
 from meshwright.train.sums import StepResult, Sums
 
 EVALUATION_PATIENCE_S = 600.0
 CHANGED = "changed"  # how `train` ends if replicas join or leave before the next step
-
-
-class NotFinite(MeshwrightError):
-    """A loss or gradient that is NaN or infinite."""
-
-
-class Damaged(MeshwrightError):
-    """Replicas whose states differ, or a wrong sum."""
+DEAL_STEPS = 50  # after which micro-batches may be dealt differently
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,8 +59,7 @@ class Parts:
 
     job: TrainingJob
     replica: Replica
-    corpus: Corpus
-    train: Samples
+    material: Material
     saves: Saves
     logbook: Logbook
     watch: Watch
@@ -89,6 +81,18 @@ class Taken:
     step_s: Callable[[], float]  # from the end of the step before; waits for the device
     ended_s: float  # by the monotonic clock
     exchange: measured.Exchange
+    gate: Gate  # the limits that it was taken with
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What changes while the loop runs, besides its progress."""
+
+    progress: Progress
+    feed: Feed
+    guard: Guard
+    replays: Replays
+    unseen: deque[Taken] = field(default_factory=deque)
 
 
 def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) -> str:
@@ -106,33 +110,41 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
         if evaluate(parts, progress):
             return "target_reached"
         logbook.block_start(progress)
-    status, checks = "finished", Checks(Spikes(), Peaks(), Comparison(replica.mesh.layout, torch.finfo(replica.numbers.gradient).eps))
+    status, guard = "finished", _guard(parts)
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
     if parts.keeping:
         replica.wants_change = parts.keeping.wants_change
-    unseen: deque[Taken] = deque()
     timer = replica.mesh.timer
     with ExitStack() as stack:
-        batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
+        feed = stack.enter_context(Feed(job, replica.mesh, parts.material.train, progress.samples))
         garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
+        replays = Replays(job, replica, logbook, parts.watch, parts.saves, guard)
+        run = Run(progress, feed, guard, replays)
         begun = timer.moment()
         while progress.step < last:
             if parts.tracer:
                 parts.tracer.before(progress.step + 1)
-            taken = _step(parts, progress, batches, begun)
-            unseen.append(taken)
-            begun = taken.ended
-            evaluates = workload.is_evaluated_after(progress.step, last)
-            traced = parts.tracer is not None and parts.tracer.ends_with(progress.step)
-            pauses = traced or evaluates or parts.saves.is_due(progress.step) or progress.step == last or not replica.is_late
-            results = [_look(parts, unseen.popleft(), checks) for _ in range(len(unseen) - (not pauses))]
+            taken = _step(parts, run, begun)
+            run.unseen.append(taken)
+            begun, step = taken.ended, progress.step
+            evaluates = workload.is_evaluated_after(step, last)
+            traced = parts.tracer is not None and parts.tracer.ends_with(step)
+            deals = job.rebalances and step % DEAL_STEPS == 0
+            pauses = traced or evaluates or deals or parts.saves.is_due(step) or step == last or not replica.is_late
+            results = _read(parts, run, num_left=0 if pauses else 1)
             garbage.step()
             if any(result.stops or result.saves or result.changes for result in results):
-                results += [_look(parts, unseen.popleft(), checks) for _ in range(len(unseen))]
+                results += _read(parts, run, num_left=0)
+            stops, saves = any(result.stops for result in results), any(result.saves for result in results)
+            if progress.step < step:  # the step was not applied, or the one before: nothing is due here that was not done before
+                if stops:
+                    status = "stopped"
+                    break
+                begun = timer.moment()
+                continue
             if traced:
                 _end_trace(parts, progress)
-            stops, saves = any(result.stops for result in results), any(result.saves for result in results)
             changes = _kept(parts, progress) or any(result.changes for result in results)
             if stops and progress.step < last:  # a run that has taken its last step ends as it would have
                 status = "stopped"
@@ -145,10 +157,12 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             if (saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
+            if deals and progress.step < last:
+                _deal(parts, run)
             if changes and progress.step < last:
                 status = CHANGED
                 break
-            if not unseen:
+            if not run.unseen:
                 begun = timer.moment()  # what lies between two steps belongs to neither
     logbook.flush()
     return status
@@ -173,23 +187,58 @@ def _end_trace(parts: Parts, progress: Progress) -> None:
         parts.logbook.overlap(progress, found)
 
 
-def _step(parts: Parts, progress: Progress, batches: Prefetcher, begun: Moment) -> Taken:
+def _deal(parts: Parts, run: Run) -> None:
+    """Give slow replicas fewer micro-batches from the next step on. Rank 0 knows which are slow, and all ranks do as it says."""
+    logbook, mesh = parts.logbook, parts.replica.mesh
+    layout = mesh.layout
+    slow = list(logbook.stragglers.slow.values()) if logbook.stragglers else []
+    slowdown = slowdowns(layout, slow)
+    wanted = torch.tensor(balanced(layout, parts.job.plan.workload.global_batch, slowdown), device=mesh.device)
+    mesh.marks.enter("how micro-batches are dealt", "world", range(layout.num_ranks))
+    dist.broadcast(wanted, 0)
+    deal = tuple(wanted.tolist())
+    mesh.marks.leave()
+    if deal == run.feed.deal:
+        return
+    logbook.flush()
+    parts.replica.set_deal(deal)
+    run.feed.set_deal(deal, run.progress.samples)
+    logbook.rebalanced(run.progress, deal, [one.rank for one in slow])
+
+
+def _guard(parts: Parts) -> Guard:
+    """What decides which steps are applied. The check of sums is made on the device where results are read late."""
+    replica = parts.replica
+    comparison = Comparison(replica.mesh.layout, torch.finfo(replica.numbers.gradient).eps)
+    on_device = replica.is_late and comparison.groups
+    test = SumTest(comparison, replica.mesh.device) if on_device else None
+    return Guard(comparison=comparison, losses=Losses(parts.job.spike_deviations), test=test)
+
+
+def _step(parts: Parts, run: Run, begun: Moment) -> Taken:
     """Take one step, and attach its times to the sum of the next step."""
-    job, replica = parts.job, parts.replica
-    mesh = replica.mesh
-    batch = _device_batch(parts, next(batches), progress.samples + job.plan.workload.global_batch)
-    mesh.timer.later()  # drop what ran between two steps: it does not belong to this one
+    job, replica, progress = parts.job, parts.replica, run.progress
+    batch = run.feed.next()
+    replica.mesh.timer.later()  # drop what ran between two steps: it does not belong to this one
     batch_size = job.plan.workload.global_batch
     rate = job.training.rate(progress.samples + batch_size)
+    gate = replica.gate = run.guard.gate(progress.step + 1)
     sums = replica.step(batch, rate)
     progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
     replica.is_uncounted = False
-    spans = mesh.timer.later()  # read later: the device is still at the update, and must not run out of work
-    data_s = batches.last_wait_s
+    return _taken(parts, progress, batch, sums, rate, gate, begun, run.feed.last_wait_s)
+
+
+def _taken(
+    parts: Parts, progress: Progress, batch: Sequence[MicroBatch], sums: Sums, rate: float, gate: Gate, begun: Moment, data_s: float
+) -> Taken:
+    """A step that has been launched, with its times, which are read later: the device is still at the update, and must not run dry."""
+    mesh = parts.replica.mesh
+    spans = mesh.timer.later()
     ended = mesh.timer.moment()
     step_s = cache(lambda: between_s(begun, ended))
     exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s()), mesh)
-    replica.rider = exchange
+    parts.replica.rider = exchange
     return Taken(
         progress=replace(progress),
         batch=batch,
@@ -199,30 +248,64 @@ def _step(parts: Parts, progress: Progress, batches: Prefetcher, begun: Moment) 
         step_s=step_s,
         ended_s=time.monotonic(),
         exchange=exchange,
+        gate=gate,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """What is checked in the result of every step."""
+def _read(parts: Parts, run: Run, num_left: int) -> list[StepResult]:
+    """The results of all steps but the last `num_left`, recorded. A step that was not applied is done again first."""
+    results = []
+    while len(run.unseen) > num_left:
+        taken: Taken | None = run.unseen.popleft()
+        assert taken is not None, "the queue holds steps"
+        result = taken.sums.result()
+        trouble = taken.gate.trouble(result)
+        if trouble is not None:
+            taken = _again(parts, run, taken, result, trouble)
+        if taken is not None:
+            results.append(_look(parts, taken, run.guard))
+    return results
 
-    spikes: Spikes
-    peaks: Peaks
-    comparison: Comparison
+
+def _again(parts: Parts, run: Run, taken: Taken, result: StepResult, trouble: Trouble) -> Taken | None:
+    """Do a step again that was not applied; None if its samples are skipped. Steps that were launched after it come again too."""
+    timer, batch_size = parts.replica.mesh.timer, parts.job.plan.workload.global_batch
+    for later in run.unseen:
+        later.sums.values()  # wait for the device
+    run.feed.put_back([later.batch for later in run.unseen])
+    run.unseen.clear()
+    step, samples = taken.progress.step, taken.progress.samples
+    run.progress.step, run.progress.samples = step - 1, samples - batch_size
+    held = Held(
+        step=step,
+        first_sample=samples - batch_size,
+        batch=taken.batch,
+        rate=taken.rate,
+        gate=taken.gate,
+        result=result,
+        trouble=trouble,
+        step_s=taken.step_s(),
+    )
+    timer.later()
+    begun = timer.moment()
+    sums = run.replays.settle(held)
+    run.progress.samples = samples
+    if sums is None:
+        return None  # the samples count as seen, the step does not count as done
+    run.progress.step = step
+    parts.replica.is_uncounted = False
+    return _taken(parts, run.progress, taken.batch, sums, taken.rate, taken.gate, begun, 0.0)
 
 
-def _look(parts: Parts, taken: Taken, checks: Checks) -> StepResult:
-    """Read the result of a step and record it; raise if it is not finite. The times of the step before have arrived with it."""
+def _look(parts: Parts, taken: Taken, guard: Guard) -> StepResult:
+    """Record the result of a step that was applied. The times of the step before have arrived with it."""
     progress, logbook = taken.progress, parts.logbook
     result, step_s = taken.sums.result(), taken.step_s()
     started_s = time.perf_counter()
     parts.watch.step(progress.step, step_s)
-    if not result.is_finite:
-        raise _refusal(parts, taken, result)
-    if damage := checks.comparison.damage(progress.step, result):
-        raise _damaged(parts, progress, damage)
-    peak = checks.peaks.update(progress.step, [check.peak for check in result.checks])
-    spike = checks.spikes.update(progress.step, result.grad_norm, result.own_norms)
+    guard.losses.update(result.loss)
+    peak = guard.peaks.update(progress.step, [check.peak for check in result.checks])
+    spike = guard.spikes.update(progress.step, result.grad_norm, result.own_norms)
     if peak and not spike:
         logbook.peak(Progress(step=progress.step - 1), peak)
     if spike:
@@ -230,8 +313,11 @@ def _look(parts: Parts, taken: Taken, checks: Checks) -> StepResult:
             # The gradients themselves exist only if no other step has begun.
             before = Progress(step=progress.step - 1, samples=progress.samples - parts.job.plan.workload.global_batch)
             logbook.spike(before, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
+    routing = parts.replica.routing(taken.sums)
+    for dead in guard.idle.update(progress.step, routing):
+        logbook.dead_experts(progress, dead)
     logbook.flush()
-    logbook.step(Step(progress.step, progress.samples, result, step_s, taken.rate, taken.exchange, taken.ended_s))
+    logbook.step(Step(progress.step, progress.samples, result, step_s, taken.rate, taken.exchange, taken.ended_s, routing))
     saved = parts.saves.finished()
     parts.limit.saw(step_s, saved)
     logbook.saves(progress, saved)
@@ -248,9 +334,9 @@ def evaluate(parts: Parts, progress: Progress) -> bool:
     parts.logbook.evaluation_start(progress)
     started_s = time.perf_counter()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "an evaluation"):
-        loss, tokens = replica.evaluate(_validation_batch(parts, evaluation.num_samples))
-    quality = loss / max(tokens, 1)
-    parts.logbook.evaluation(progress, quality, tokens, time.perf_counter() - started_s)
+        graded = replica.graded(_validation_batch(parts, evaluation.num_samples), counts_correct=parts.material.counts_correct)
+    parts.logbook.evaluation(progress, graded, time.perf_counter() - started_s)
+    quality = graded.mean_loss
     return bool(training.target_loss) and quality <= training.target_loss
 
 
@@ -258,62 +344,10 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
     """This rank's share of the validation samples. If they do not divide evenly, the last round is filled with samples without loss."""
     job, mesh = parts.job, parts.replica.mesh
     workload = job.plan.workload
-    samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
-    made = []
+    samples, made = parts.material.valid, []
+    assert samples is not None, "a workload that is evaluated has samples for it"
     for numbers in sample_numbers(mesh.layout, mesh.dp.index, 0, num_samples):
         batch = samples.batch([min(number, num_samples - 1) for number in numbers])
         arrays = without_loss((batch.tokens, batch.labels, batch.documents), [number < num_samples for number in numbers])
         made.append(micro_batch(arrays, numbers, workload, mesh))
     return made
-
-
-def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[int]]:
-    """Numbers of the samples in this rank's part of every batch, from `first` on, without end."""
-    batch_size = job.plan.workload.global_batch
-    while True:
-        groups = sample_numbers(replica.mesh.layout, replica.mesh.dp.index, first, batch_size)
-        yield [number for group in groups for number in group]
-        first += batch_size
-
-
-def _device_batch(parts: Parts, batch: Batch, end: int) -> list[MicroBatch]:
-    """A batch as it was read, divided into micro-batches and moved to this rank's device. Samples from `end` on carry no loss."""
-    workload, mesh = parts.job.plan.workload, parts.replica.mesh
-    size = mesh.layout.micro_batch
-    cuts = [slice(i, i + size) for i in range(0, len(batch.numbers), size)]
-    arrays = batch.tokens, batch.labels, batch.documents
-    if batch.numbers[-1] >= end:  # the batch does not divide evenly among the replicas
-        arrays = without_loss(arrays, (batch.numbers < end).tolist())
-    tokens, labels, documents = arrays
-    return [micro_batch((tokens[cut], labels[cut], documents[cut]), batch.numbers[cut].tolist(), workload, mesh) for cut in cuts]
-
-
-def _damaged(parts: Parts, progress: Progress, damage: Damage) -> Damaged:
-    """The error for replicas that do not agree. The update of the step was wrong, or an earlier one, so nothing is saved."""
-    parts.logbook.flush()
-    before = progress.step - (NUM_PARTS if damage.what == "state" else 1)
-    parts.logbook.event("damage", Progress(step=progress.step - 1), what=damage.what, ranks=list(damage.ranks), message=damage.message)
-    sound = f"a checkpoint of step {before} or before is sound" if before > 0 else "no checkpoint is known to be sound"
-    return Damaged(
-        damage.message,
-        where=str(parts.job.folder),
-        fix=f"{sound}: remove later ones and continue with --resume; check the machines of these ranks (meshwright doctor)",
-    )
-
-
-def _refusal(parts: Parts, taken: Taken, result: StepResult) -> NotFinite:
-    """The error that names where a NaN or infinity first appeared. Neither this update nor a later one has been made."""
-    parts.logbook.flush()
-    with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for the source of a NaN"):
-        culprit = find_culprit(parts.replica, taken.batch, result)
-    progress = taken.progress
-    first, last = progress.samples - parts.job.plan.workload.global_batch, progress.samples - 1
-    which = "loss" if not math.isfinite(result.loss) else "gradient norm"
-    what = f"the {which} of step {progress.step} (samples {first} to {last}) is NaN or infinite: {culprit}"
-    before = Progress(step=progress.step - 1, samples=first)
-    parts.logbook.event("nan", before, message=culprit, first_sample=first, last_sample=last)
-    return NotFinite(
-        what,
-        where=str(parts.job.folder),
-        fix="the weights are those from before the step; continue with --resume, with a lower learning rate, or without that batch",
-    )

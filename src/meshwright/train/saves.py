@@ -31,7 +31,9 @@ from meshwright.train.checkpoint.durable import JSON
 from meshwright.train.checkpoint.folder import step_folders
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
+from meshwright.train.interop.trained import trained_shapes
 from meshwright.train.job import TrainingJob, differences
+from meshwright.train.parallel.balance import is_untrained, state_names
 from meshwright.train.replica import Replica
 from meshwright.train.sealed import SealedStore
 
@@ -139,6 +141,13 @@ def has_checkpoint(job: TrainingJob) -> bool:
     return bool(step_folders(folder_of(job)))
 
 
+def set_aside(job: TrainingJob, sound_step: int) -> None:
+    """Rename the checkpoints after a step, so that a run does not continue from them: they may hold a damaged state."""
+    for found in step_folders(folder_of(job)):
+        if found.step > sound_step:
+            found.path.rename(found.path.with_name(f"unsound-{found.path.name}"))
+
+
 def find(job: TrainingJob) -> Found:
     """The newest checkpoint that is complete and readable; an error if there is none."""
     found = newest_loadable(folder_of(job))
@@ -224,9 +233,7 @@ def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:
 
 def tensor_names(replica: Replica) -> set[str]:
     """Names of all tensors of the run, over all ranks; they follow from the model."""
-    from meshwright.train.model.transformer import Transformer
-
-    with torch.device("meta"):
-        whole = Transformer(replica.model)
-    kinds = ("weights", "adam_mean", "adam_square")
-    return {f"{kind}/{name}" for kind in kinds for name, _ in whole.named_tensors()}
+    trained = trained_shapes(replica.model, replica.workload.adapters)
+    untrained = {name for name in trained if is_untrained(name)}
+    names = {f"{kind}/{name}" for kind in ("adam_mean", "adam_square") for name in trained.keys() - untrained}
+    return names | {f"weights/{name}" for name in trained} | state_names(replica.model, replica.training.balance)

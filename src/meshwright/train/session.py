@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -24,20 +23,20 @@ from meshwright.record.header import RunHeader
 from meshwright.record.lock import RunLock
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
+from meshwright.train.checkpoint import Piece
 from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.checks import check_job
-from meshwright.train.data.corpus import Corpus
-from meshwright.train.data.samples import Samples
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.limit import Limit
 from meshwright.train.health.recorder import Recorder, keep_calls
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis, Watch, places
-from meshwright.train.interop.huggingface import load_huggingface
-from meshwright.train.interop.huggingface_save import tokenizer_config
+from meshwright.train.interop.peft import load_peft
+from meshwright.train.interop.trained import weights_in
 from meshwright.train.job import TrainingJob, digests, log_settings
 from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
-from meshwright.train.loop import CHANGED, NotFinite, Parts, Progress, train
+from meshwright.train.loop import CHANGED, Parts, Progress, train
+from meshwright.train.material import Material
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
@@ -46,6 +45,7 @@ from meshwright.train.record.logbook import Logbook, machine_words, progress_str
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.tracer import Tracer
+from meshwright.train.replay import Unsound
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
@@ -102,7 +102,9 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
     try:
         model = job.plan.model
         ends_meet = layout.vp > 1 or model.tied_embeddings
-        mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
+        mesh = make_mesh(
+            layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
+        )
         recorder.groups = mesh.made
         with _locked(job, place):
             status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup)
@@ -144,25 +146,24 @@ def _train(
     The recorder's `is_open` is set once the folder belongs to this run and not to another run of that name.
     """
     is_open = recorder.is_open
-    corpus = regroup.corpus if regroup else check_job(job)
+    material = regroup.material if regroup else check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
-    samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
     is_writer = place.rank == 0
     writer = None if job.resume else _opened(place, "folder", lambda: _open_run(job, machine))
     if not job.resume:
         is_open.set()
     with _recorded(job, place, recorder, regroup):
-        log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(samples), machine))
+        log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(material.train), machine))
         log.init_start()
-        replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
-        marks_of_run = digests(job, corpus.digest)
+        replica = Replica(job.plan.model, job.plan.workload, mesh, job.training, job.seed)
+        marks_of_run = digests(job, material.digest)
         progress = _begin(job, replica, marks_of_run, place, regroup)
         is_open.set()
         if job.resume:
             writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
         if writer:
             writer.update(num_steps=job.expected_steps, last_step=job.last_step)
-            _leave_tokenizer(corpus, job)
+            _leave_tokenizer(material, job)
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
         resumed_step = progress.step if job.resume and not (regroup and regroup.taken) else None
@@ -181,8 +182,7 @@ def _train(
         parts = Parts(
             job=job,
             replica=replica,
-            corpus=corpus,
-            train=samples,
+            material=material,
             saves=saves,
             logbook=logbook,
             watch=watch,
@@ -250,7 +250,7 @@ def _recorded(job: TrainingJob, place: Place, recorder: Recorder, regroup: Regro
             raise
         if not isinstance(error, MeshwrightError):
             recorder.write_after_error()
-        is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
+        is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, Unsound) and place.rank > 0)  # all ranks raise that one
         if recorder.is_open.is_set() and not place.has_parent and not is_reported:
             is_cause, message = explain_failure(error, place.rank)
             if not is_cause:
@@ -299,6 +299,8 @@ def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) ->
 
 def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place, regroup: Regroup | None) -> Progress:
     """Take over the state that other ranks have in memory, set the first weights, or load those of the newest complete checkpoint."""
+    if job.plan.workload.adapters:
+        replica.fill_base(_base_weights(job))
     choice = regroup.take_over(replica, job) if regroup else None
     if choice is not None:
         return Progress(step=choice.step, samples=choice.samples)
@@ -326,10 +328,20 @@ def _found(job: TrainingJob, now: dict[str, str]) -> str:
     return str(found.path)
 
 
-def _first_weights(job: TrainingJob) -> Callable[..., None]:
+def _first_weights(job: TrainingJob) -> Callable[[Piece], None]:
+    """What the trained weights are at the start: the model's own, adapters from a folder, or new ones."""
+    if job.adapter is not None:
+        return load_peft(job.adapter, job.plan.model).fill
+    if job.start_from is None or job.plan.workload.adapters:
+        return initial_weights(job.plan.model, job.seed)
+    return _base_weights(job)
+
+
+def _base_weights(job: TrainingJob) -> Callable[[Piece], None]:
+    """The weights of the model that a run starts from, or beside which it trains adapters."""
     if job.start_from is None:
         return initial_weights(job.plan.model, job.seed)
-    _, source = load_huggingface(job.start_from)
+    _, source = weights_in(job.start_from)
     return lambda piece: source.fill(piece.name.partition("/")[2], piece.shape, piece.start, piece.tensor)
 
 
@@ -382,11 +394,10 @@ def _open_run(job: TrainingJob, machine: str) -> RunWriter:
     return RunWriter.create(job.runs, header, job.plan_text)
 
 
-def _leave_tokenizer(corpus: Corpus, job: TrainingJob) -> None:
-    """Copy the tokenizer into the run folder, with the end-of-document token of the corpus, so that the folder is complete."""
-    config = tokenizer_config(corpus.tokenizer, job.plan.workload.seq_len)
-    write_whole(job.folder / "tokenizer.json", corpus.tokenizer.content.decode())
-    write_whole(job.folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+def _leave_tokenizer(material: Material, job: TrainingJob) -> None:
+    """Copy the tokenizer into the run folder, so that the folder is complete."""
+    for name, content in material.files.items():
+        write_whole(job.folder / name, content)
 
 
 def _device_name(device: torch.device) -> str:

@@ -19,7 +19,8 @@ from meshwright.errors import InputError
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh
 
-NUM_SUMS = 6  # loss, tokens, squares of gradients, wishes to stop, wishes to save, wishes to change the replicas
+NUM_SUMS = 7  # loss, tokens, squares of gradients, wishes to stop, to save and to change the replicas, tokens predicted correctly
+CHECKS_FROM = 2  # column of a rank's row from which on it has the fields of `Check`
 NUM_OWN = 6  # for each rank: the squares of its own gradients, its own loss, and the fields of `Check`
 
 
@@ -29,7 +30,7 @@ class Check(NamedTuple):
     digest: float  # of a part of the state that all replicas hold alike
     sent: float  # sum of its gradients before replicas are summed
     received: float  # sum of the gradients that it received
-    peak: float  # its largest gradient before replicas are summed, divided by the root mean square of its bucket
+    peak: float  # by how many times a gradient of it stands out more than usual in its bucket, before replicas are summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,25 @@ class StepResult:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """The result of an evaluation, over all ranks."""
+
+    loss: float  # summed
+    num_tokens: int
+    num_correct: int | None = None  # tokens that were the most probable; None: not counted
+
+    @property
+    def mean_loss(self) -> float:
+        """Loss per token."""
+        return self.loss / max(self.num_tokens, 1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of tokens that were the most probable; None: not counted."""
+        return None if self.num_correct is None else self.num_correct / max(self.num_tokens, 1)
+
+
 class Rider(Protocol):
     """Numbers of every rank that are sent with a sum: each rank has a row that the others leave at zero."""
 
@@ -62,6 +82,18 @@ class Rider(Protocol):
 
     def arrive(self, everyones: Tensor) -> None:
         """Receive the numbers of all ranks."""
+
+
+class Gate(Protocol):
+    """Which steps are applied: a step that does not pass leaves the weights as they are."""
+
+    def passes(self, result: StepResult) -> bool:
+        """Whether a result that has been read may be applied."""
+        ...
+
+    def is_closed(self, loss: Tensor, norm: Tensor, rows: Tensor) -> Tensor:
+        """Whether a step may not be applied, on the device: its loss per token, its norm, and the rows of all ranks (`NUM_OWN`)."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +107,11 @@ class Sums:
     num_ranks: int
     rider: Rider | None
     marks: Marks
+    num_routed: int = 0  # of the last numbers, which routers counted
     _values: list[float] | None = None
 
     def values(self) -> list[float]:
-        """Loss, tokens and squares of gradients, and whether a rank wants to stop, save or change the replicas; waits for the device."""
+        """Loss, tokens, squares of gradients, wishes to stop, save or change the replicas, and correct tokens; waits for the device."""
         if self._values is None:
             if self.arrived is not None:
                 self.marks.enter("sum of loss and norm", "world", range(self.num_ranks))
@@ -86,8 +119,20 @@ class Sums:
                 self.marks.leave()
             self._values = self.here[:NUM_SUMS].tolist()
             if self.rider:
-                self.rider.arrive(self.here[NUM_SUMS + NUM_OWN * self.num_ranks :].view(self.num_ranks, -1))
+                self.rider.arrive(
+                    self.here[NUM_SUMS + NUM_OWN * self.num_ranks : len(self.here) - self.num_routed].view(self.num_ranks, -1)
+                )
         return self._values
+
+    @property
+    def routed(self) -> Tensor:
+        """What routers counted, on the device."""
+        return self.totals[len(self.totals) - self.num_routed :]
+
+    def routed_here(self) -> Tensor:
+        """What routers counted, on the host; waits for the device."""
+        self.values()
+        return self.here[len(self.here) - self.num_routed :]
 
     def result(self) -> StepResult:
         """The result of the step; waits for the device."""
@@ -101,22 +146,26 @@ class Sums:
             checks=tuple(Check(digest, sent * scale, received * scale, peak) for _, _, digest, sent, received, peak in own),
         )
 
-    def scale(self, clip_norm: float, halted: Tensor) -> Tensor:
+    def scale(self, clip_norm: float, halted: Tensor, gate: Gate | None = None) -> Tensor:
         """The factor on gradients in the update, the same as `update_scale`, computed on the device.
 
-        If loss or gradients are not finite, the factor is NaN and `halted` is set: then the factors of all later steps are NaN too.
+        If loss or gradients are not finite, or do not pass the gate, the factor is NaN and `halted` is set: then the factors of all later
+        steps are NaN too.
         """
         loss, tokens, squares = self.totals[0], self.totals[1].round(), self.totals[2]
         per_token = self.nominal / tokens
         norm = squares.sqrt() * per_token
         halted.logical_or_(~(torch.isfinite(loss) & torch.isfinite(norm) & (tokens > 0)))
+        if gate is not None:
+            rows = self.totals[NUM_SUMS : NUM_SUMS + NUM_OWN * self.num_ranks].view(-1, NUM_OWN)
+            halted.logical_or_(gate.is_closed(loss / tokens, norm, rows))
         clipped = per_token * (clip_norm / norm).clamp(max=1.0) if clip_norm else per_token
         return torch.where(halted, torch.full_like(clipped, math.nan), clipped).float()
 
 
 def result_of(sums: Sequence[float], nominal: int) -> StepResult:
     """The result of a step by its sums over all ranks, without the values of single ranks."""
-    loss, tokens, total, stops, saves, changes = sums
+    loss, tokens, total, stops, saves, changes, _ = sums
     num_tokens = round(tokens) if math.isfinite(tokens) else 0
     if num_tokens == 0:
         raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
@@ -145,8 +194,10 @@ class Own:
     squares: Tensor  # of its gradients; over all ranks together each element counts once
     own_squares: Tensor  # of its gradients before replicas are summed
     checks: Tensor | None = None  # the fields of `Check`
+    routed: Tensor | None = None  # what its routers counted
     stops: bool = False
     saves: bool = False
+    correct: Sequence[Tensor] = ()  # tokens of each micro-batch that are predicted correctly, where an evaluation counts them
     changes: bool = False
 
 
@@ -155,28 +206,34 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
     riding = rider.values if rider else ()
     is_gpu = mesh.device.type == "cuda"
     num_ranks = dist.get_world_size()
-    sent = torch.zeros(NUM_SUMS + (NUM_OWN + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
+    num_routed = len(own.routed) if own.routed is not None else 0
+    end = NUM_SUMS + (NUM_OWN + len(riding)) * num_ranks
+    sent = torch.zeros(end + num_routed, dtype=torch.float64, pin_memory=is_gpu)
     sent[3], sent[4], sent[5] = float(own.stops), float(own.saves), float(own.changes)
     if rider:
-        sent[NUM_SUMS + NUM_OWN * num_ranks :].view(-1, len(riding))[mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+        sent[NUM_SUMS + NUM_OWN * num_ranks : end].view(-1, len(riding))[mesh.rank] = torch.tensor(riding, dtype=torch.float64)
     totals = sent.to(mesh.device, non_blocking=True)  # a GPU still computes the backward, and all that follows is queued behind it
     rows = totals[NUM_SUMS : NUM_SUMS + NUM_OWN * num_ranks].view(-1, NUM_OWN)
     if own.losses:  # only on the last stage; all its tensor-parallel ranks have the same losses
         totals[0] = torch.stack([loss.double() for loss in own.losses]).sum() / mesh.tp.size
         totals[1] = torch.stack(list(own.counted)).sum() / mesh.tp.size
         rows[mesh.rank, 1] = totals[0]
+    if own.correct:
+        totals[6] = torch.stack(list(own.correct)).double().sum() / mesh.tp.size
     totals[2] = own.squares
     rows[mesh.rank, 0] = own.own_squares
     if own.checks is not None:
-        rows[mesh.rank, 2:] = own.checks
+        rows[mesh.rank, CHECKS_FROM:] = own.checks
+    if own.routed is not None:
+        totals[end:] = own.routed
     mesh.marks.enter("sum of loss and norm", "world", range(num_ranks))
     with mesh.timer.part("wait_end"):
         dist.all_reduce(totals)
     mesh.marks.leave()
     if not is_gpu:
-        return Sums(totals, totals, None, nominal, num_ranks, rider, mesh.marks)
+        return Sums(totals, totals, None, nominal, num_ranks, rider, mesh.marks, num_routed)
     here = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True)
     here.copy_(totals, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
-    return Sums(totals, here, arrived, nominal, num_ranks, rider, mesh.marks)
+    return Sums(totals, here, arrived, nominal, num_ranks, rider, mesh.marks, num_routed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
-from logged import LLAMA_8B, SMALL
+from logged import LLAMA_8B, LORA_70B, SMALL
 
 from meshwright.describe.load import load_model
 from meshwright.errors import InputError
@@ -32,6 +32,7 @@ def test_any_settings_may_be_logged_under_our_own_name() -> None:
 
 def test_the_benchmarks_own_settings_pass_under_its_name() -> None:
     check_settings("llama31_8b", LLAMA_8B)
+    check_settings("llama2_70b_lora", LORA_70B)
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in fields(LogSettings) if spec.name in OFFICIAL["llama31_8b"].fixed])

@@ -100,7 +100,8 @@ def test_a_rank_whose_store_is_silent_ends_by_itself_and_names_the_link() -> Non
     reported: list[Diagnosis] = []
     ended: list[int] = []
     marks = Marks()
-    watch = Watch(marks, Silent(), 5, 8, reported.append, timeout_s=10.0, start_allowance_s=10.0, end=ended.append)  # type: ignore[arg-type]
+    store = SealedStore(Silent())  # type: ignore[arg-type]
+    watch = Watch(marks, store, 5, 8, reported.append, timeout_s=10.0, start_allowance_s=10.0, end=ended.append)
     marks.enter("message from stage 0", "pp", (1,))
     watch.patience.tick(0.0, marks.num_moves)
     watch._asked = 100.0, marks.num_moves
@@ -116,7 +117,8 @@ def test_a_rank_whose_store_is_silent_ends_by_itself_and_names_the_link() -> Non
 def test_a_rank_that_moves_is_not_ended_by_a_silent_store() -> None:
     ended: list[int] = []
     marks = Marks()
-    watch = Watch(marks, Silent(), 5, 8, lambda found: None, timeout_s=10.0, start_allowance_s=10.0, end=ended.append)  # type: ignore[arg-type]
+    store = SealedStore(Silent())  # type: ignore[arg-type]
+    watch = Watch(marks, store, 5, 8, lambda found: None, timeout_s=10.0, start_allowance_s=10.0, end=ended.append)
     watch._asked = 100.0, marks.num_moves
     marks.do("forward")
     watch.guard(500.0)
@@ -317,7 +319,7 @@ def test_every_rank_writes_what_it_knows_before_the_report_and_leaves_after_it(s
     watches = [
         Watch(
             Marks(),
-            store,
+            SealedStore(store),
             rank,
             3,
             report=lambda found: order.append("report"),

@@ -70,9 +70,9 @@ def test_a_tied_head_is_written_once_and_read_as_the_embedding(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"experts": Experts(num_experts=2, num_active=1, hidden=8)}, "a mixture of experts"),
-        ({"qk_norm": True}, "norms on queries and keys"),
-        ({"window": 8, "num_windowed_layers": 1}, "windowed attention"),
+        ({"experts": Experts(num_experts=2, num_active=1, hidden=8, num_shared=1)}, "experts with num_shared = 1"),
+        ({"attention_sinks": True}, "attention sinks"),
+        ({"window": 8, "num_windowed_layers": 1}, "windows in some layers only"),
         ({"layer_norm": True}, "LayerNorm"),
         ({"num_positions": 8}, "learned positions"),
         ({"gated": False}, "an MLP without a gate"),
@@ -163,7 +163,7 @@ def test_config_says_what_the_model_is() -> None:
 )
 def test_biases_decide_the_family(change, family, attention_bias, mlp_bias):
     config = config_of(replace(MODEL, rotary_scaling=None, **change), context=8, dtype=torch.float32, tokenizer=None)
-    assert (config["model_type"], config["attention_bias"], config["mlp_bias"]) == (family, attention_bias, mlp_bias)
+    assert (config["model_type"], config["attention_bias"], config.get("mlp_bias", False)) == (family, attention_bias, mlp_bias)
     assert config["rope_scaling"] is None and config["torch_dtype"] == "float32"
 
 

@@ -23,7 +23,7 @@ from meshwright.train.kernels.attention_parts import (
     trial_error,
 )
 from meshwright.train.kernels.runs import Runs, runs_between, runs_of
-from meshwright.train.model.transformer import Context, attend
+from meshwright.train.model.attention import Context, attend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 DOCUMENTS = np.array([[0] * 1 + [1] * 9 + [2] * 14, [0] * 20 + [1] * 3 + [5] * 1])
@@ -111,14 +111,14 @@ def test_the_first_kernel_that_is_right_is_chosen_once(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(attention_parts, "_chosen", {})
     monkeypatch.setattr(attention_parts, "_refused", {})
-    monkeypatch.setattr(attention_parts, "candidates", lambda device, *, packed: [FLASH_4, FLASH, WRITTEN])
+    monkeypatch.setattr(attention_parts, "candidates", lambda device, *, packed, windowed: [FLASH_4, FLASH, WRITTEN])
     monkeypatch.setattr(attention_parts, "trial", tries)
     monkeypatch.setattr(flash_attention, "load", lambda: None)
     with pytest.warns(flash_attention.UnusedKernel, match="is installed and is not used: flash-attn-4: broken"):
         assert prepare(4, 2, 64, GPU, packed=True, cut=False) == FLASH.name
     assert prepare(8, 4, 64, GPU, packed=True, cut=False) == FLASH.name  # as many queries share a key
     assert tried == [FLASH_4.name, FLASH.name]
-    assert refusals() == {("cuda", 2, 64, True, False): ["flash-attn-4: broken"]}
+    assert refusals() == {("cuda", 2, 64, True, False, False): ["flash-attn-4: broken"]}
 
 
 def test_a_processor_needs_no_trial() -> None:

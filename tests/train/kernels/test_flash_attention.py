@@ -19,7 +19,7 @@ from meshwright.describe.load import load_model
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.train.kernels import flash_attention
-from meshwright.train.model.transformer import Context, attend
+from meshwright.train.model.attention import Context, attend
 from meshwright.train.replica import NUMBERS, chosen_attention
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -10,7 +10,8 @@ from tiny import CPU, TINY
 
 from meshwright.describe.profile import WAYS
 from meshwright.train.measure import kernels
-from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.model.attention import Context
+from meshwright.train.model.transformer import Transformer
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from llamas import DEEPSEEK_V3, GPT_OSS
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.errors import InputError
+from meshwright.train.model.attention import Context, attend
 from meshwright.train.model.generate import Cache, generate, next_logits, sample
-from meshwright.train.model.transformer import Context, Transformer, attend
+from meshwright.train.model.transformer import Transformer
 
 LLAMA = Model(
     name="small",
@@ -22,7 +24,12 @@ LLAMA = Model(
     rotary_scaling=RotaryScaling(factor=8.0, original_positions=16),
 )
 GPT = replace(LLAMA, num_kv_heads=4, num_positions=48, rotary_scaling=None, gated=False, biases=True, layer_norm=True, tied_embeddings=True)
-MODELS = [pytest.param(LLAMA, id="Llama"), pytest.param(GPT, id="GPT")]
+MODELS = [
+    pytest.param(LLAMA, id="Llama"),
+    pytest.param(GPT, id="GPT"),
+    pytest.param(replace(LLAMA, qk_norm=True, window=6, num_windowed_layers=3), id="norms of heads and a window"),
+    *(pytest.param(replace(model, vocab_size=61), id=name) for name, model in {"DeepSeek-V3": DEEPSEEK_V3, "gpt-oss": GPT_OSS}.items()),
+]
 PROMPT = [5, 17, 60, 0, 3]
 
 
@@ -106,7 +113,7 @@ def test_the_stop_token_is_the_last():
     free = list(generate(transformer, PROMPT, 30, temperature=1.0, seed=1))
     stop = free[10]
     first = free.index(stop)
-    assert list(generate(transformer, PROMPT, 30, temperature=1.0, seed=1, stop_token=stop)) == free[: first + 1]
+    assert list(generate(transformer, PROMPT, 30, temperature=1.0, seed=1, stop_tokens=(stop,))) == free[: first + 1]
 
 
 def test_padding_of_the_vocabulary_is_never_drawn():

@@ -8,7 +8,9 @@ import torch
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.train.data.samples import IGNORED_LABEL
-from meshwright.train.model.transformer import Context, Transformer, rotary_frequencies
+from meshwright.train.model.attention import Context
+from meshwright.train.model.rotary import rotary_frequencies
+from meshwright.train.model.transformer import Transformer
 
 LLAMA = Model(
     name="small",
@@ -52,7 +54,7 @@ def logits(transformer: Transformer, tokens: torch.Tensor, positions: torch.Tens
 def their_llama(transformer: Transformer):
     """The same weights in transformers' LlamaForCausalLM."""
     transformers = pytest.importorskip("transformers")
-    from meshwright.train.interop.huggingface import their_name
+    from meshwright.train.interop.families import their_name
     from meshwright.train.interop.huggingface_save import config_of
 
     config = config_of(transformer.model, context=4096, dtype=torch.float32, tokenizer=None)

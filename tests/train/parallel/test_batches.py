@@ -11,7 +11,7 @@ import torch
 from meshwright.describe.workload import Workload
 from meshwright.layout import parse_layout
 from meshwright.train.data.samples import IGNORED_LABEL
-from meshwright.train.parallel.batches import micro_batch, micro_batches, sample_numbers, without_loss
+from meshwright.train.parallel.batches import deal_refusal, even_deal, micro_batch, micro_batches, sample_numbers, without_loss
 
 WORKLOAD = Workload(name="w", model="", seq_len=8, global_batch=4, precision="fp32")
 
@@ -35,6 +35,41 @@ def test_a_batch_holds_the_same_samples_however_many_replicas_there_are(layout: 
     shares = [sample_numbers(parsed, index, 100, 8) for index in range(parsed.dp)]
     assert sorted(number for share in shares for group in share for number in group) == list(range(100, 108))
     assert all(len(group) == parsed.micro_batch for share in shares for group in share)
+
+
+@pytest.mark.parametrize("deal", [(2, 2, 2), (1, 3, 2), (4, 1, 1), (1, 1, 4)])
+def test_a_batch_holds_the_same_samples_for_any_deal(deal: tuple[int, ...]) -> None:
+    parsed = parse_layout("dp=3,mbs=2")
+    shares = [sample_numbers(parsed, index, 100, 12, deal) for index in range(3)]
+    assert tuple(len(share) for share in shares) == deal
+    assert sorted(number for share in shares for group in share for number in group) == list(range(100, 112))
+
+
+def test_an_even_deal_is_the_usual_one() -> None:
+    parsed = parse_layout("dp=3,mbs=2")
+    assert even_deal(parsed, 12) == (2, 2, 2)
+    assert [sample_numbers(parsed, i, 0, 12, (2, 2, 2)) for i in range(3)] == [sample_numbers(parsed, i, 0, 12) for i in range(3)]
+    assert [sample_numbers(parsed, i, 0, 12, (1, 3, 2)) for i in range(3)] == [[[0, 1]], [[2, 3], [6, 7], [10, 11]], [[4, 5], [8, 9]]]
+
+
+def test_a_deal_that_leaves_samples_out_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"does not give 12 samples to 3 replicas"):
+        sample_numbers(parse_layout("dp=3,mbs=2"), 0, 0, 12, (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "layout, deal, refused",
+    [
+        ("dp=2", (1, 3), ""),
+        ("dp=2", (0, 4), "needs a"),
+        ("dp=2,zero=2", (1, 3), "ZeRO 2"),
+        ("dp=2,ep=2", (1, 3), "share out experts"),
+        ("dp=2,ep=2", (2, 2), ""),
+    ],
+)
+def test_which_deals_are_possible(layout: str, deal: tuple[int, ...], refused: str) -> None:
+    found = deal_refusal(parse_layout(layout), deal)
+    assert refused in found and bool(found) == bool(refused)
 
 
 def test_numbers_run_over_where_the_count_does_not_divide() -> None:

@@ -13,7 +13,7 @@ from parity import LLAMA, WORKLOAD, joined, run_steps
 from ranks import Pools
 
 from meshwright.layout import Layout, parse_layout
-from meshwright.train.model.transformer import Context, attend, visible
+from meshwright.train.model.attention import Context, attend, visible
 from meshwright.train.parallel.context import (
     Attended,
     Gradients,
@@ -92,10 +92,10 @@ def test_attention_joined_block_by_block_equals_attention_at_once(kind: str, pac
     query, key, value = (x.detach() for x in inputs)
     runs = runs_for(kind, DOCUMENTS, 4, index) if packed else None
     if kind == "ring":
-        plan, where = Plan(ring_blocks(4, 4, index), runs), [positions_of(16, 4, rank) for rank in range(4)]
+        plan, where = Plan(ring_blocks(4, 4, index), runs=runs), [positions_of(16, 4, rank) for rank in range(4)]
     else:
         others = other_positions(16, 4, index)
-        plan, where = Plan(gathered_blocks(4, 4, index), runs), [mine, others, others]
+        plan, where = Plan(gathered_blocks(4, 4, index), runs=runs), [mine, others, others]
     order = sorted(range(len(plan.blocks)), key=lambda number: not plan.blocks[number].causal)  # a rank's own keys come first
     attended = Attended(query[:, mine], plan)
     for number in order:

@@ -72,7 +72,7 @@ def test_each_backward_gathers_the_unit_before_it(world: None, monkeypatch: pyte
     mesh = make_mesh(Layout(), CPU)
     chunk = chunk_of(LLAMA)
     for module in units(chunk):
-        fully_shard(module, mesh=mesh.of_replicas())
+        fully_shard(module, mesh=mesh.replicas.device_mesh(mesh.rank))
     for module in units(chunk):
         monkeypatch.setattr(
             type(module),
@@ -119,7 +119,7 @@ def test_torch_waits_where_waits_are_booked(world: None) -> None:
     """The names are torch's own, and private: a release that has others must be noticed."""
     mesh = make_mesh(Layout(), CPU)
     chunk = chunk_of(LLAMA)
-    unit = fully_shard(chunk.blocks()[0], mesh=mesh.of_replicas())
+    unit = fully_shard(chunk.blocks()[0], mesh=mesh.replicas.device_mesh(mesh.rank))
     state = unit._get_fsdp_state()
     (group,) = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     before = {name: getattr(group, name) for name in WAITS}

@@ -15,7 +15,18 @@ from parity import LLAMA
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.marks import Marks
-from meshwright.train.parallel.shards import Cut, Shard, cuts_of, has_padding, measures_of, rectangles, spans_of, square_sum
+from meshwright.train.parallel.shards import (
+    Cut,
+    Shard,
+    UsualPeaks,
+    cuts_of,
+    has_padding,
+    measures_of,
+    rectangles,
+    spans_of,
+    square_sum,
+    sum_of,
+)
 from meshwright.train.parallel.tensor import split
 from meshwright.train.parallel.timing import HostTimer
 
@@ -77,7 +88,7 @@ def test_padding_of_a_table_is_no_piece_of_it(vocab_size: int, tp: int, held: li
         )
         split(chunk, axis)
         rows = chunk.embed.weight.shape[0]
-        cuts = cuts_of(chunk, axis)["embed.weight"]
+        cuts = cuts_of(chunk, axis, axis)["embed.weight"]
         assert rows == model.vocab_rows(tp) == sum(cut.local[0] for cut in cuts)
         assert has_padding(cuts) == (num_rows < rows)
         spans = tuple(spans_of(cuts, 0, rows * model.hidden, 0))
@@ -106,6 +117,21 @@ def test_copies_and_tied_tables_count_once_towards_the_norm() -> None:
     assert [part.tolist() for part in shared.copied()] == [[2.0, 2.0]]
 
 
+def test_a_peak_is_compared_with_the_usual_one_of_its_bucket() -> None:
+    peaks = UsualPeaks()
+    usual = torch.tensor([1.0, 100.0], dtype=torch.float64)
+    assert [float(peaks.highest(usual)) for _ in range(3)] == [1.0] * 3
+    assert float(peaks.highest(usual * torch.tensor([16.0, 1.0]))) == pytest.approx(16.0)
+    assert float(peaks.highest(usual)) == pytest.approx(1.0)  # one that stands out moves the usual one only a little, and down
+    assert math.isnan(float(peaks.highest(usual * math.nan))) and float(peaks.highest(usual)) == pytest.approx(1.0, rel=0.2)
+
+
 def test_measures_by_hand() -> None:
     squares, total, largest = measures_of(torch.tensor([3.0, -4.0, 0.0, 0.0])).tolist()
-    assert (squares, total, largest) == (pytest.approx(25.0), -1.0, 8.0)  # the largest value, 4, times the root of the size
+    assert (squares, total, largest) == (pytest.approx(25.0), -1.0, 4.0)
+
+
+@pytest.mark.parametrize("size", [5, 128, 1024, 100_003])
+def test_a_sum_of_numbers_with_one_sign_is_exact_to_a_small_part_of_their_norm(size: int) -> None:
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(0)) * 1e-3 + 1e-3
+    assert abs(float(sum_of(numbers)) - float(numbers.double().sum())) < 1e-6 * float(numbers.norm())

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from logged import LLAMA_8B, SMALL
+from logged import LLAMA_8B, LORA_70B, SMALL
 
 from meshwright.audit.runs import read_run
 from meshwright.errors import InputError
@@ -88,6 +88,17 @@ def test_a_shortened_llama31_8b_gets_only_the_complaint_that_it_missed_the_targe
 def test_other_data_than_the_benchmarks_is_no_success(tmp_path: Path) -> None:
     settings = replace(LLAMA_8B, dataset="source code")
     assert write(tmp_path / "mlperf.log", "llama31_8b", settings, (3.0,)) == "aborted"
+
+
+def test_a_shortened_llama2_70b_lora_gets_only_the_complaint_that_it_missed_the_target(tmp_path: Path) -> None:
+    assert write(tmp_path / "mlperf.log", "llama2_70b_lora", LORA_70B, (1.3,)) == "aborted"
+    result = check_log(tmp_path / "mlperf.log")
+    assert result.complaints == ("Failed checks for eval_accuracy : (v['value'] <= 0.925) and v['value'] > 0.0",)
+    assert write(tmp_path / "other.log", "llama2_70b_lora", replace(LORA_70B, dataset="my data"), (0.9,)) == "aborted"
+    with pytest.raises(InputError, match="lora_rank is 8, not 16"):
+        MlperfLog(tmp_path / "third.log", "llama2_70b_lora", replace(LORA_70B, lora_rank=8))
+    with pytest.raises(InputError, match="lora_matrices is"):
+        MlperfLog(tmp_path / "third.log", "llama2_70b_lora", replace(LORA_70B, lora_matrices=("q", "v")))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from meshwright.train.rehearse.rank import Part
 HELD = Held(weights_bytes=10, gradients_bytes=20, optimizer_bytes=30)
 GLOO = 0.3  # of a peak, at most: copies that gloo makes of its own, and lets go of late; much in shapes as small as these
 
+EARLY = 0.03  # of a peak: ranks that wait for one another take some buffers of ZeRO 3 one after another that a rank alone takes at once
+
 
 def part_of(text: str, precision: str) -> Part:
     return Part(model=LLAMA, workload=replace(WORKLOAD, precision=precision), layout=parse_layout(text), rank=0, num_steps=1)
@@ -58,7 +60,7 @@ def test_a_rehearsed_rank_takes_the_memory_of_a_real_one(text: str, precision: s
         for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
             assert getattr(found, name) == getattr(real, name), f"{name} of rank {rank}"
         assert sum(found.parts.values()) == found.peak_bytes
-        assert (1 - GLOO) * real.peak_bytes <= found.peak_bytes <= real.peak_bytes
+        assert (1 - GLOO) * real.peak_bytes <= found.peak_bytes <= (1 + EARLY) * real.peak_bytes
 
 
 def test_gradients_of_zero_3_are_there_once() -> None:

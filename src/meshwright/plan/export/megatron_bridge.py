@@ -171,7 +171,7 @@ def _overlap(plan: Plan) -> Section:
 def _adapters(plan: Plan) -> Section:
     adapters = plan.workload.adapters
     assert adapters is not None
-    modules = [module for target in adapters.targets for module in ADAPTED[target]]
+    modules = [module for kind, held in ADAPTED.items() if adapters.adapts(kind) for module in held]
     return {"_target_": "megatron.bridge.peft.lora.LoRA", "dim": adapters.rank, "target_modules": modules}
 
 

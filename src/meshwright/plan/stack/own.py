@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -21,19 +22,18 @@ CPU = "cpu"
 Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
 FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
-    "experts": lambda asked: asked.model.experts is not None,
-    "latent attention": lambda asked: asked.model.latent is not None,
-    "attention windows": lambda asked: bool(asked.model.window),
-    "attention sinks": lambda asked: asked.model.attention_sinks,
-    "norms of queries and keys": lambda asked: asked.model.qk_norm,
+    "experts that have no gates": lambda asked: asked.model.experts is not None and not asked.model.gated,
+    "biases of latent attention": lambda asked: asked.model.latent is not None and _has_attention_biases(asked.model),
+    "norms of the heads of latent attention": lambda asked: asked.model.latent is not None and asked.model.qk_norm,
+    "latent attention and learned positions": lambda asked: asked.model.latent is not None and asked.model.num_positions > 0,
     "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
-    "adapters": lambda asked: asked.workload.adapters is not None,
 }
 SIDES: Mapping[str, Sides] = {
     "the hidden size": lambda asked, rows: np.full(len(rows), asked.model.hidden),
     "the width of the queries on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
     "the width of the keys on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
     "the width of the MLP on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
+    "the common divisor of the ranks of latent attention": lambda asked, rows: np.full(len(rows), _latent_divisor(asked.model)),
     "the size of the vocabulary on a rank": lambda asked, rows: -(-asked.model.vocab_size // rows.tp),
     "the number of tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
 }
@@ -41,6 +41,16 @@ SIDES: Mapping[str, Sides] = {
 
 def _key_copies(model: Model, rows: Layouts) -> NDArray[np.int64]:
     return np.ones_like(rows.tp) if model.latent else np.maximum(rows.tp // model.num_kv_heads, 1)
+
+
+def _latent_divisor(model: Model) -> int:
+    """What divides all ranks of latent attention; without it, what fp8 asks for."""
+    latent = model.latent
+    return math.gcd(latent.query_rank, latent.key_value_rank, latent.rope_dim) if latent else FP8_MULTIPLE
+
+
+def _has_attention_biases(model: Model) -> bool:
+    return model.biases or model.attention_biases or model.qkv_biases
 
 
 def _is_fp8(asked: Asked) -> bool:
@@ -58,6 +68,11 @@ def _is_elsewhere(asked: Asked) -> bool:
     return chip.vendor != "NVIDIA" and chip.architecture != CPU
 
 
+def _moves_no_bias(asked: Asked) -> bool:
+    training, experts = asked.workload.training, asked.model.experts
+    return training is not None and training.balance.bias_rate > 0 and experts is not None and not experts.router.has_selection_bias
+
+
 MESHWRIGHT = Stack(
     name="meshwright",
     title="the trainer",
@@ -68,11 +83,25 @@ MESHWRIGHT = Stack(
             JobRule(
                 what=f"cannot run {{asked.model.name}} with {what}",
                 where="model",
-                fix="train a dense Llama or GPT-3 model",
+                fix="leave it out of the model, or train another model",
                 source="train/model, train/parallel",
                 forbids=forbids,
             )
             for what, forbids in FOREIGN.items()
+        ),
+        JobRule(
+            what="cannot run the experts of {asked.model.name} in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16",
+            source="train/kernels/grouped.py",
+            forbids=lambda asked: asked.model.experts is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="cannot move selection biases of {asked.model.name}, whose router has none",
+            where="workload.training.balance.bias_rate",
+            fix="leave bias_rate out, or set has_selection_bias = true in the model's [experts.router]",
+            source="train/parallel/balance.py",
+            forbids=_moves_no_bias,
         ),
         JobRule(
             what="does not run in {asked.workload.precision!r}",
@@ -80,6 +109,38 @@ MESHWRIGHT = Stack(
             fix=f"choose from {', '.join(PRECISIONS)}",
             source="train.replica.NUMBERS",
             forbids=lambda asked: asked.workload.precision not in PRECISIONS,
+        ),
+        JobRule(
+            what="multiplies in bf16 or fp32 beside adapters, not in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix="choose bf16; adapters.base = fp8 keeps the frozen base in fp8",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
+        ),
+        JobRule(
+            what="has no adapters for {asked.model.name}, which has experts or latent attention",
+            where="workload.adapters",
+            fix="adapt a dense model with queries, keys and values, or train all weights",
+            source="train/model/adapters.py",
+            forbids=lambda asked: (
+                asked.workload.adapters is not None and (asked.model.experts is not None or asked.model.latent is not None)
+            ),
+        ),
+        JobRule(
+            what="adapts q, k, v, o, gate, up and down, and {asked.model.name} has latent attention, which has other matrices",
+            where="workload.adapters",
+            fix="choose a model without latent attention, or leave the adapters out",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and asked.model.latent is not None,
+        ),
+        JobRule(
+            what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",
+            where="workload.adapters.targets",
+            fix="leave gate out of the targets",
+            source="train/model/adapters.py",
+            forbids=lambda asked: (
+                asked.workload.adapters is not None and "gate" in asked.workload.adapters.targets and not asked.model.gated
+            ),
         ),
         JobRule(
             what="cannot run {asked.model.name}, which has {asked.model.num_positions} learned positions, on sequences of "
@@ -108,6 +169,14 @@ MESHWRIGHT = Stack(
     ),
     rules=(
         recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
+        Rule(
+            what="keeps a base in few bits whole on every replica, and cannot divide it by ZeRO 3",
+            where="layout.zero_stage",
+            fix="choose zero=1 or zero=2",
+            source="train/parallel/frozen.py",
+            forbids=lambda asked, rows: np.asarray((rows.zero_stage >= 3) & (rows.dp * rows.cp > 1)),
+            matters=lambda asked: asked.workload.adapters is not None and asked.workload.adapters.base != "bf16",
+        ),
         *(
             Rule(
                 what=f"runs fp8 products only on matrices whose sides are multiples of {FP8_MULTIPLE}; {what} is {{value}}",

@@ -49,6 +49,10 @@ class LogSettings:
     pp: int
     cp: int
     precision: str = "fp32"
+    lora_rank: int = 0  # 0: the whole model is trained
+    lora_alpha: float = 0.0
+    lora_dropout: float = 0.0
+    lora_matrices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,7 @@ class Official:
 
     model: str  # its catalogue name
     dataset: str
-    fixed: Mapping[str, float]  # by field of LogSettings
+    fixed: Mapping[str, float | tuple[str, ...]]  # by field of LogSettings
     num_schedule_steps: int  # warm-up and decay together
 
 
@@ -77,7 +81,24 @@ OFFICIAL = {
             "clip_norm": 1.0,
         },
         num_schedule_steps=1_200_000,
-    )
+    ),
+    "llama2_70b_lora": Official(  # closed_llama2_70b_lora.yaml of the same, which checks rank and loss; the rest by MLPerf's training rules
+        model="llama-2-70b",
+        dataset="scrolls_gov_report_8k",
+        fixed={
+            "sequence_length": 8192,
+            "eval_samples": 173,
+            "target": 0.925,
+            "max_steps": 1024,
+            "weight_decay": 1e-4,
+            "clip_norm": 0.3,
+            "lora_rank": 16,
+            "lora_alpha": 32.0,
+            "lora_dropout": 0.1,
+            "lora_matrices": ("q", "k", "v", "o"),
+        },
+        num_schedule_steps=1024,
+    ),
 }
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,19 @@ class Batch:
     tokens: NDArray[np.int64]
     labels: NDArray[np.int64]
     documents: NDArray[np.int32]
+
+
+class SampleSource(Protocol):
+    """What the training loop reads: samples by their numbers, the same for every layout."""
+
+    def __len__(self) -> int:
+        """Number of samples of one epoch."""
+
+    def batch(self, numbers: Sequence[int] | NDArray[np.int64]) -> Batch:
+        """The samples of these numbers, in this order."""
+
+    def check_holds(self, num_samples: int, what: str = "one batch") -> None:
+        """Raise an error if an epoch has fewer samples than `what` needs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,14 +96,7 @@ class Samples:
         limit = len(self) if self.seed is None else np.iinfo(np.int64).max
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < limit):
             raise InputError(f"samples {wanted.min()} to {wanted.max()} of 0 to {limit - 1}", where="sample numbers", fix="stay within")
-        if self.seed is None:
-            return wanted
-        windows = np.empty_like(wanted)
-        epochs = wanted // len(self)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            windows[here] = Permutation.of(len(self), "sample order", self.seed, int(epoch))(wanted[here] % len(self))
-        return windows
+        return shuffled(wanted, len(self), self.seed)
 
     def sample(self, number: int) -> Sample:
         """Sample `number`, counted through all epochs."""
@@ -110,6 +117,18 @@ class Samples:
         return Batch(numbers=np.asarray(numbers, dtype=np.int64), tokens=tokens, labels=labels, documents=documents)
 
 
+def shuffled(numbers: NDArray[np.int64], size: int, seed: int | None) -> NDArray[np.int64]:
+    """Which of `size` entries each sample number is: shuffled again in every epoch by `seed`; without a seed, the number itself."""
+    if seed is None:
+        return numbers
+    entries = np.empty_like(numbers)
+    epochs = numbers // size
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        entries[here] = Permutation.of(size, "sample order", seed, int(epoch))(numbers[here] % size)
+    return entries
+
+
 def _more(split: str) -> str:
     return "build the corpus with more text" if split == "train" else "build the corpus with a larger --valid-fraction"
 
@@ -128,7 +147,7 @@ class Prefetcher:
     which ends the thread. An error while reading is raised when the batch is asked for.
     """
 
-    def __init__(self, samples: Samples, numbers: Iterable[Sequence[int] | NDArray[np.int64]], num_ahead: int = 2) -> None:
+    def __init__(self, samples: SampleSource, numbers: Iterable[Sequence[int] | NDArray[np.int64]], num_ahead: int = 2) -> None:
         self.waited_s = 0.0
         self.last_wait_s = 0.0
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=num_ahead)
@@ -137,7 +156,7 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._read, args=(samples, iter(numbers)), name="batches", daemon=True)
         self._thread.start()
 
-    def _read(self, samples: Samples, numbers: Iterator[Sequence[int] | NDArray[np.int64]]) -> None:
+    def _read(self, samples: SampleSource, numbers: Iterator[Sequence[int] | NDArray[np.int64]]) -> None:
         try:
             for wanted in numbers:
                 self._put(samples.batch(wanted))

@@ -268,6 +268,31 @@ def _jsonl_pieces(source: Source, text_key: str, start: Position, piece_bytes: i
             yield from _cut(_text_of_line(line, text_key, where), where, piece_bytes, Position(offset, line_number, num_documents))
 
 
+def json_lines(source: Source) -> Iterator[tuple[int, bytes]]:
+    """Every line of a JSONL file that is not blank, with its number."""
+    with _unpacked(source) as file:
+        number = 0
+        while line := _read(source, file.readline, MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                where = f"line {number} of {source.name}"
+                raise InputError(f"a line of more than {MAX_LINE_BYTES >> 20} MiB", where=where, fix="cut the document into several")
+            if line.strip():
+                yield number, line
+
+
+def parquet_rows(source: Source) -> Iterator[dict[str, Any]]:
+    """Every row of a Parquet file, with all its columns."""
+    import pyarrow as pa
+
+    with _opened_parquet(source) as file:
+        try:
+            for batch in file.iter_batches(ROWS_AT_ONCE, use_threads=False):
+                yield from batch.to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"cannot read the rows: {error}", where=source.name, fix="fetch or write the file again") from None
+
+
 def _text_of_line(line: bytes, text_key: str, where: str) -> str:
     fix = f'write each line as {{"{text_key}": "..."}} in UTF-8, or name the key with --text-key'
     try:
@@ -321,15 +346,21 @@ def _skip(source: Source, file: BinaryIO, num_bytes: int) -> None:
         num_bytes -= len(_read(source, file.read, min(num_bytes, READ_BYTES)))
 
 
-def _parquet(source: Source, text_key: str) -> Any:
-    """The open Parquet file, with a column that contains text."""
+def _opened_parquet(source: Source) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(source.path, pre_buffer=False)
+        return pq.ParquetFile(source.path, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"cannot read the Parquet file: {error}", where=source.name, fix="fetch or write it again") from None
+
+
+def _parquet(source: Source, text_key: str) -> Any:
+    """The open Parquet file, with a column that contains text."""
+    import pyarrow as pa
+
+    file = _opened_parquet(source)
     names = file.schema_arrow.names
     if text_key not in names:
         fix = f"name the column with --text-key: {', '.join(names)}"

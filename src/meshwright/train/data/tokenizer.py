@@ -49,6 +49,11 @@ class Tokenizer:
         """The SHA-256 of its tokenizer.json."""
         return hashlib.sha256(self.content).hexdigest()
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of its special tokens."""
+        return tuple(token.content for token in self.inner.get_added_tokens_decoder().values() if token.special)
+
     @cached_property
     def cuts_cleanly(self) -> bool:
         """Whether a text that is cut before white space after a letter or digit gives the tokens of the whole text."""
@@ -66,6 +71,16 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of some tokens; ends of documents are left out."""
         return self.inner.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+
+def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
+    """The settings that make transformers use tokenizer.json as it is, and name the token that ends a document."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokenizer.end_of_document_token,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
 
 
 def trained_size(spec: str) -> int | None:

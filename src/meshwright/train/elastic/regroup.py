@@ -9,7 +9,6 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.train.checkpoint.durable import CheckpointError
-from meshwright.train.data.corpus import Corpus
 from meshwright.train.elastic.carry import Carry, Choice, Counts, Holding, Keeping, Uncovered
 from meshwright.train.elastic.copies import copies_for
 from meshwright.train.elastic.handover import HandedOver
@@ -18,6 +17,7 @@ from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis
 from meshwright.train.job import TrainingJob
 from meshwright.train.launch import ReportedElsewhere
+from meshwright.train.material import Material
 from meshwright.train.membership import changes_after, dealt, dp_at, num_rounds
 from meshwright.train.replica import Replica
 
@@ -29,7 +29,7 @@ class Regroup:
     member: Member
     announced: Announcement
     carry: Carry
-    corpus: Corpus
+    material: Material
     stop: StopSignal
     taken: tuple[Choice, HandedOver] | None = None
 

@@ -2,13 +2,15 @@
 
 A step is a spike if the logarithm of its norm is above the running median by more than a fixed factor and by more than several times the
 usual spread. A spike does not count as usual; if the norm stays high, the high value becomes the usual one, and the detector starts again.
-Training is not stopped, because a large gradient may be correct, and clipping limits its effect.
+Such a step is done again before it is applied (`gate`, `train.replay`). If it gives the same gradients, they are correct, and training
+continues: clipping limits their effect.
 
 The norm of each rank's own gradients, taken before replicas are summed, shows which rank caused the spike, and the largest part of these
 gradients shows the parameter.
 
-A single number that is far too large may leave the norm as it is. So the largest gradient of each rank, in units of the root mean square of
-its bucket, is compared with the same of earlier steps. This does not depend on the size of gradients in general.
+A single number that is far too large may leave the norm as it is. So the largest gradient of each bucket, in units of the root mean square
+of the bucket, is compared with its own usual value (`shards.UsualPeaks`), and the highest ratio of each rank with the same of earlier
+steps. This does not depend on the size of gradients in general.
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ from meshwright.train.replica import Replica
 FACTOR = 10.0  # times the usual norm
 SPREADS = 8.0  # and so many standard deviations of its logarithm above
 NUM_USUAL = 50  # steps that define what is usual
+NUM_USUAL_PEAKS = 20  # fewer: in the first steps of a run peaks vary far more than later
 NUM_FIRST = 10  # steps before the first decision
 NUM_STAYING = 5  # spikes in a row after which the high norm becomes the usual one
+LEAST_RISE = 0.1  # of a loss, relative, below which it is no spike
 PEAK_FACTOR = 8.0  # times the usual peak
 SMALLEST = 1e-300
+LARGEST_LOG = 700.0  # of a number that a float holds
 LONGEST = 300  # bytes of a parameter's name
 
 
@@ -51,6 +56,27 @@ class Spike:
         who = f", on rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks[:8]))}" if self.ranks else ""
         where = f", most of it in {parameter}" if parameter else ""
         return f"the gradient norm of step {self.step} is {self.norm:.3g}, usually {self.usual:.3g}{who}{where}; training continues"
+
+
+class Losses:
+    """The losses of the last steps, and the loss beyond which a step is not believed."""
+
+    def __init__(self, deviations: float) -> None:
+        self.deviations = deviations  # standard deviations; 0: any finite loss is believed
+        self._usual: deque[float] = deque(maxlen=NUM_USUAL)
+
+    def update(self, loss: float) -> None:
+        """Add the loss of a step that was applied."""
+        self._usual.append(loss)
+
+    def limit(self) -> float:
+        """The median of the last losses plus so many standard deviations, and at least a tenth of it; infinite in the first steps."""
+        if not self.deviations or len(self._usual) < NUM_FIRST:
+            return math.inf
+        past = np.array(self._usual)
+        median = float(np.median(past))
+        spread = MAD_TO_STD * float(np.median(np.abs(past - median)))
+        return median + max(self.deviations * spread, LEAST_RISE * abs(median))
 
 
 class Spikes:
@@ -76,14 +102,18 @@ class Spikes:
             self._num_staying = 0
         return Spike(step, norm, usual, ranks if len(ranks) < len(own_norms) or len(ranks) == 1 else ())
 
+    def limit(self) -> float:
+        """The norm beyond which a step is a spike; infinite in the first steps."""
+        limits = self._limits()
+        return math.exp(min(limits[0], LARGEST_LOG)) if limits is not None else math.inf
+
     def _excess(self, logs: tuple[float, ...]) -> NDArray[np.float64] | None:
         """By how much each logarithm exceeds its limit; None in the first steps."""
-        if len(self._usual) < NUM_FIRST:
-            return None
-        past = np.array(self._usual)
-        median = np.median(past, axis=0)
-        spread = MAD_TO_STD * np.median(np.abs(past - median), axis=0)
-        return np.asarray(np.array(logs) - median - np.maximum(math.log(FACTOR), SPREADS * spread))
+        limits = self._limits()
+        return None if limits is None else np.asarray(np.array(logs) - limits)
+
+    def _limits(self) -> NDArray[np.float64] | None:
+        return _limits_of(self._usual, FACTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +122,11 @@ class Peak:
 
     step: int
     rank: int
-    size: float  # in units of the root mean square of its bucket
+    size: float  # divided by the usual one of its bucket
     usual: float
 
     def __str__(self) -> str:
-        times = f"{self.size:.3g} times the root mean square of its bucket, usually {self.usual:.3g}"
+        times = f"{self.size:.3g} times as large as the largest one of its bucket usually is"
         return f"one gradient of rank {self.rank} in step {self.step} is {times}; training continues"
 
 
@@ -104,22 +134,33 @@ class Peaks:
     """The detector of single gradients that are too large."""
 
     def __init__(self) -> None:
-        self._usual: deque[list[float]] = deque(maxlen=NUM_USUAL)  # logarithms, by rank
+        self._usual: deque[list[float]] = deque(maxlen=NUM_USUAL_PEAKS)  # logarithms, by rank
 
     def update(self, step: int, peaks: Sequence[float]) -> Peak | None:
         """Add the peaks of a step, by rank; return the one that stands out, if one does."""
         if not peaks or not all(0.0 < peak < math.inf for peak in peaks):
             return None  # not known, or not finite, which other checks report
         logs = [math.log(peak) for peak in peaks]
-        past = np.array(self._usual)
+        limits = _limits_of(self._usual, PEAK_FACTOR)
+        rank = int((np.array(logs) - limits).argmax()) if limits is not None else 0
+        usual = math.exp(float(np.median([entry[rank] for entry in self._usual]))) if self._usual else 0.0
         self._usual.append(logs)
-        if len(past) < NUM_FIRST:
-            return None
-        median = np.median(past, axis=0)
-        spread = MAD_TO_STD * np.median(np.abs(past - median), axis=0)
-        excess = np.array(logs) - median - np.maximum(math.log(PEAK_FACTOR), SPREADS * spread)
-        rank = int(excess.argmax())
-        return Peak(step, rank, peaks[rank], math.exp(float(median[rank]))) if excess[rank] > 0.0 else None
+        return Peak(step, rank, peaks[rank], usual) if limits is not None and logs[rank] > limits[rank] else None
+
+    def limits(self) -> tuple[float, ...]:
+        """The peak of each rank beyond which it stands out; empty in the first steps."""
+        limits = _limits_of(self._usual, PEAK_FACTOR)
+        return tuple(np.exp(np.minimum(limits, LARGEST_LOG)).tolist()) if limits is not None else ()
+
+
+def _limits_of(usual: Sequence[Sequence[float]], factor: float) -> NDArray[np.float64] | None:
+    """The limit of each logarithm: so many times the median, and several spreads above it; None in the first steps."""
+    if len(usual) < NUM_FIRST:
+        return None
+    past = np.array(usual)
+    median = np.median(past, axis=0)
+    spread = MAD_TO_STD * np.median(np.abs(past - median), axis=0)
+    return np.asarray(median + np.maximum(math.log(factor), SPREADS * spread))
 
 
 def largest_parameter(replica: Replica) -> str:

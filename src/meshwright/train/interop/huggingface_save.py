@@ -19,9 +19,11 @@ from meshwright.describe.config_json import CONFIG
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.checkpoint.durable import CheckpointError, explained, new_file, remove_folder, sync_folder, write_all
-from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer
+from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer, tokenizer_config
 from meshwright.train.folders import check_new_folder
-from meshwright.train.interop.huggingface import INDEX, WEIGHTS, Named, named_tensors
+from meshwright.train.interop.families import config_of_shapes
+from meshwright.train.interop.huggingface import INDEX, WEIGHTS, named_tensors
+from meshwright.train.interop.places import Assembly, Named
 
 SHARD_BYTES = 5_000_000_000  # as in transformers
 
@@ -35,73 +37,41 @@ def save_huggingface(
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.bfloat16,
     shard_bytes: int = SHARD_BYTES,
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write whole tensors, by our names and in any order, as a Hugging Face folder. `context`: the longest sequence in positions.
 
     Tensors are read one at a time and written to files of at most `shard_bytes`, which is also the memory that this needs. A tied head is
-    the embedding, and is not written again.
+    the embedding, and is not written again. `more` are further files, which may replace the tokenizer's.
     """
     folder = Path(folder)
     named = named_tensors(model)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    with _appearing(folder) as draft:
+    with appearing(folder) as draft:
         kept = ((name, tensor) for name, tensor in pairs if not (model.tied_embeddings and name == "head.weight"))
         _write_weights(draft, _checked(kept, named, dtype), shard_bytes)
-        if tokenizer is not None:
-            _write(draft / FILE_NAME, tokenizer.content)
-            _write(draft / "tokenizer_config.json", _json(tokenizer_config(tokenizer, context)))
-        _write(draft / CONFIG, _json(config_of(model, context=context, dtype=dtype, tokenizer=tokenizer)))
+        files = {**(_tokenizer_files(tokenizer, context) if tokenizer else {}), **(more or {})}
+        for name, content in files.items():
+            write_file(draft / name, content)
+        write_file(draft / CONFIG, in_json(config_of(model, context=context, dtype=dtype, tokenizer=tokenizer)))
+
+
+def _tokenizer_files(tokenizer: Tokenizer, context: int) -> dict[str, bytes]:
+    return {FILE_NAME: tokenizer.content, "tokenizer_config.json": in_json(tokenizer_config(tokenizer, context))}
 
 
 def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Tokenizer | None) -> dict[str, object]:
     """The config.json of a model, in a form that transformers 4 and 5 both read."""
-    family, architecture = ("qwen2", "Qwen2ForCausalLM") if model.qkv_biases else ("llama", "LlamaForCausalLM")
-    scaling = model.rotary_scaling
-    return {
-        "architectures": [architecture],
-        "model_type": family,
-        "num_hidden_layers": model.num_layers,
-        "hidden_size": model.hidden,
-        "intermediate_size": model.ffn_hidden,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "hidden_act": "silu",
-        "attention_bias": model.attention_biases or model.biases,
-        "mlp_bias": model.biases,
-        "tie_word_embeddings": model.tied_embeddings,
-        "max_position_embeddings": context,
-        "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rotary_theta,
-        "rope_scaling": None
-        if scaling is None
-        else {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "original_max_position_embeddings": scaling.original_positions,
-            "low_freq_factor": scaling.low_turns,
-            "high_freq_factor": scaling.high_turns,
-        },
+    return config_of_shapes(model, context=context) | {
         "bos_token_id": None,  # transformers would use 1 and 2, which have no meaning here
         "eos_token_id": None if tokenizer is None else tokenizer.end_of_document,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
 
 
-def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
-    """The settings that make transformers use tokenizer.json as it is, and name the token that ends a document."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": tokenizer.end_of_document_token,
-        "model_max_length": context,
-        "clean_up_tokenization_spaces": False,
-    }
-
-
 def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Each tensor under its new name, in its new type; at the end, an error if one is missing."""
-    missing = dict(named)
+    missing, assembly = dict(named), Assembly()
     for name, tensor in pairs:
         if name not in missing:
             what = "was given twice" if name in named else "has no place in the model"
@@ -110,7 +80,7 @@ def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dt
         if tuple(tensor.shape) != known.shape:
             what = f"{name} has shape {list(tensor.shape)}, not {list(known.shape)}"
             raise InputError(what, where="tensors to save", fix="give whole tensors, gathered from all ranks")
-        yield known.theirs, tensor.detach().to("cpu", dtype).contiguous()
+        yield from assembly.add(tensor.detach().to("cpu", torch.float32 if known.keeps_fp32 else dtype), known)
     if missing:
         raise InputError(
             f"{next(iter(missing))} was not given ({len(missing)} in all)", where="tensors to save", fix="give every tensor of the model"
@@ -122,7 +92,7 @@ def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
     shards: list[list[str]] = []
     total_bytes = 0
     for number, part in enumerate(_parts(tensors, shard_bytes)):
-        _write_shard(draft / _unnumbered(number), part)
+        write_tensors(draft / _unnumbered(number), part)
         shards.append(list(part))
         total_bytes += sum(tensor.nbytes for tensor in part.values())
     if len(shards) == 1:
@@ -133,7 +103,7 @@ def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         os.rename(draft / _unnumbered(number), draft / file)
         places |= dict.fromkeys(names, file)
-    _write(draft / INDEX, _json({"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(places.items()))}))
+    write_file(draft / INDEX, in_json({"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(places.items()))}))
 
 
 def _unnumbered(number: int) -> str:
@@ -154,7 +124,8 @@ def _parts(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[
     yield part
 
 
-def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, part: dict[str, Tensor]) -> None:
+    """Write one safetensors file, and wait until it is on the disk."""
     with new_file(path) as fd:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)  # as the umask allows; safetensors creates a file that only its owner can read
     try:
@@ -170,7 +141,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
+def appearing(folder: Path) -> Iterator[Path]:
     """A folder to write into that becomes `folder` once everything is on the disk; nothing is left if it is interrupted."""
     check_new_folder(folder)
     draft = folder.with_name(f".{secrets.token_hex(8)}.new")
@@ -185,10 +156,12 @@ def _appearing(folder: Path) -> Iterator[Path]:
             remove_folder(draft)
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a new file, and wait until it is on the disk."""
     with new_file(path) as fd:
         write_all(fd, content)
 
 
-def _json(value: object) -> bytes:
+def in_json(value: object) -> bytes:
+    """A value as the content of a JSON file."""
     return (json.dumps(value, indent=2) + "\n").encode()

@@ -11,7 +11,7 @@ Shapes are those of `attention_kernels`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -22,11 +22,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meshwright.train.kernels import flash_attention
-from meshwright.train.kernels.attention_kernels import CUDNN, FLASH, FLASH_4, PROCESSOR, WRITTEN, Gradients, Kernel, Part
+from meshwright.train.kernels.attention_kernels import (
+    CUDNN,
+    FLASH,
+    FLASH_4,
+    PROCESSOR,
+    WRITTEN,
+    Gradients,
+    Kernel,
+    Part,
+    flash_4_of,
+    flash_of,
+)
+from meshwright.train.kernels.banded import banded_of
 from meshwright.train.kernels.runs import Runs, runs_between, runs_of
+from meshwright.train.kernels.sinks import sink_gradients, with_sinks
 
-Heads = tuple[str, int, int, bool, bool]  # device type, queries that share a key, dimensions of a head; packed; cut over ranks
+# Device type, queries that share a key, dimensions of a head; packed; cut over ranks; with a window.
+Heads = tuple[str, int, int, bool, bool, bool]
 TRIAL_TOKENS = flash_attention.TRIAL_TOKENS
+TRIAL_WINDOW = 100
+OF_WINDOW: Mapping[str, Callable[[int], Kernel]] = {FLASH.name: flash_of, FLASH_4.name: flash_4_of}  # kernels that can have a window
 
 _chosen: dict[Heads, Kernel] = {}  # for bf16 on a GPU
 _refused: dict[Heads, list[str]] = {}  # why the kernels before the chosen one are not used
@@ -56,12 +72,15 @@ def part_back(
     return d_query.view(query.shape), d_key.view(key.shape), d_value.view(value.shape)
 
 
-def kernel_for(query: Tensor, key: Tensor, *, packed: bool, cut: bool) -> Kernel:
+def kernel_for(query: Tensor, key: Tensor, *, packed: bool, cut: bool, window: int = 0) -> Kernel:
     """The kernel of such heads: the one that `prepare` chose, on a processor torch's, otherwise written-out arithmetic."""
+    heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3], packed, cut, window > 0)
+    chosen = _chosen.get(heads) if query.dtype == flash_attention.DTYPE else None
+    if window:
+        return OF_WINDOW[chosen.name](window) if chosen is not None and chosen.name in OF_WINDOW else banded_of(window)
     if query.device.type != "cuda":
         return PROCESSOR
-    heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3], packed, cut)
-    return _chosen.get(heads, WRITTEN) if query.dtype == flash_attention.DTYPE else WRITTEN
+    return chosen or WRITTEN
 
 
 def attends_in_runs(query: Tensor, key: Tensor) -> bool:
@@ -74,47 +93,59 @@ def attends_in_runs(query: Tensor, key: Tensor) -> bool:
 
 def attended_in_runs(query: Tensor, key: Tensor, value: Tensor, runs: Runs) -> Tensor:
     """Causal attention of each document of packed sequences to itself."""
-    out: Tensor = _InRuns.apply(query, key, value, runs)
+    return attended_as(query, key, value, runs=runs)
+
+
+def attended_as(
+    query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None = None, window: int = 0, runs: Runs | None = None
+) -> Tensor:
+    """Causal attention of whole sequences, or of each of their documents, with a window and with sinks [N] if there are any."""
+    out: Tensor = _Attended.apply(query, key, value, sinks, window, runs)
     return out
 
 
-class _InRuns(torch.autograd.Function):
+class _Attended(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, runs: Runs) -> Tensor:
-        ctx.kernel, ctx.runs = kernel_for(query, key, packed=True, cut=False), runs
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, window: int, runs: Runs | None) -> Tensor:
+        ctx.kernel, ctx.runs = kernel_for(query, key, packed=runs is not None, cut=False, window=window), runs
         out, log_sums = part(ctx.kernel, query, key, value, causal=True, runs=runs)
-        ctx.save_for_backward(query, key, value, out, log_sums)
+        if sinks is not None:
+            out, log_sums = with_sinks(out, log_sums, sinks)
+        ctx.save_for_backward(query, key, value, sinks, out, log_sums)
         return out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, out, log_sums = ctx.saved_tensors
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None, None]:
+        query, key, value, sinks, out, log_sums = ctx.saved_tensors
         gradients = part_back(ctx.kernel, d_out.contiguous(), query, key, value, out, log_sums, causal=True, runs=ctx.runs)
         d_query, d_key, d_value = (x.to(query.dtype) for x in gradients)
-        return d_query, d_key, d_value, None
+        return d_query, d_key, d_value, None if sinks is None else sink_gradients(d_out, out, log_sums, sinks), None, None
 
 
-def prepare(num_queries: int, num_keys: int, head_dim: int, device: torch.device, *, packed: bool, cut: bool) -> str:
+def prepare(
+    num_queries: int, num_keys: int, head_dim: int, device: torch.device, *, packed: bool, cut: bool, windowed: bool = False
+) -> str:
     """Choose the kernel of such heads in bf16 on a GPU, once; return its name. `cut`: a rank holds only a part of each sequence.
 
     The first kernel that gives the right result is chosen, and the fastest comes first.
     """
     if device.type != "cuda":
         return PROCESSOR.name
-    heads = (device.type, num_queries // num_keys, head_dim, packed, cut)
+    heads = (device.type, num_queries // num_keys, head_dim, packed, cut, windowed)
     if heads not in _chosen:
         _refused[heads] = []
-        if FLASH_4 in candidates(device, packed=packed):
+        found = candidates(device, packed=packed, windowed=windowed)
+        if FLASH_4 in found:
             with suppress(Exception):  # if it is broken, its trial shows this
                 flash_attention.load()  # takes seconds, so it is loaded before the trial takes the lock
-        for kernel in candidates(device, packed=packed):
+        for kernel in found:
             with flash_attention.one_at_a_time():
-                wrong = trial(kernel, *heads[1:3], device, packed=packed, cut=cut)
+                wrong = trial(kernel, *heads[1:3], device, packed=packed, cut=cut, window=TRIAL_WINDOW if windowed else 0)
             if not wrong:
                 _chosen[heads] = kernel
                 break
             _refused[heads].append(f"{kernel.name}: {wrong}")
-        if _chosen[heads] is not FLASH_4 and FLASH_4 in candidates(device, packed=packed):
+        if _chosen[heads] is not FLASH_4 and FLASH_4 in found:
             warnings.warn(
                 f"{flash_attention.installed()} is installed and is not used: {_refused[heads][0]}",
                 flash_attention.UnusedKernel,
@@ -128,17 +159,17 @@ def refusals() -> dict[Heads, list[str]]:
     return {heads: list(reasons) for heads, reasons in _refused.items()}
 
 
-def candidates(device: torch.device, *, packed: bool) -> list[Kernel]:
-    """Kernels for bf16 on a GPU, the fastest first; the last is always right."""
+def candidates(device: torch.device, *, packed: bool, windowed: bool = False) -> list[Kernel]:
+    """Kernels for bf16 on a GPU, the fastest first; the last is always right: with a window, the arithmetic in tiles stands for it."""
     major = torch.cuda.get_device_capability(device)[0]
     found = [FLASH_4] if flash_attention.installed() and major in flash_attention.CAPABILITIES else []
     # cuDNN makes a plan for each length of a run, which takes longer than a step; and its gradients are not repeatable.
-    if not packed and not torch.are_deterministic_algorithms_enabled():
+    if not packed and not windowed and not torch.are_deterministic_algorithms_enabled():
         found.append(CUDNN)
     return [*found, FLASH, WRITTEN]
 
 
-def trial(kernel: Kernel, queries_per_key: int, head_dim: int, device: torch.device, *, packed: bool, cut: bool) -> str:
+def trial(kernel: Kernel, queries_per_key: int, head_dim: int, device: torch.device, *, packed: bool, cut: bool, window: int = 0) -> str:
     """What is wrong with a kernel, compared with written-out arithmetic in fp32 on random heads; empty if it is right."""
     if kernel is WRITTEN:
         return ""
@@ -146,7 +177,7 @@ def trial(kernel: Kernel, queries_per_key: int, head_dim: int, device: torch.dev
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                error = trial_error(kernel, queries_per_key, head_dim, device, causal=causal, documents=documents)
+                error = trial_error(kernel, queries_per_key, head_dim, device, causal=causal, documents=documents, window=window)
         except Exception as fault:  # of a compiler, a driver or a changed interface: in any case, another kernel can be used
             return f"{type(fault).__name__}: {' '.join(str(fault).split())[:200]}"
         if not error < flash_attention.BOUND:  # NaN is not below the bound
@@ -155,9 +186,11 @@ def trial(kernel: Kernel, queries_per_key: int, head_dim: int, device: torch.dev
 
 
 def trial_error(
-    kernel: Kernel, queries_per_key: int, head_dim: int, device: torch.device, *, causal: bool, documents: NDArray[np.integer] | None
-) -> float:
+    kernel: Kernel, queries_per_key: int, head_dim: int, device: torch.device, *,
+    causal: bool, documents: NDArray[np.integer] | None, window: int = 0,
+) -> float:  # fmt: skip
     """The largest relative error of output, log-sum-exp and gradients of random heads, two sequences with two key-value heads."""
+    kernel, right = (OF_WINDOW[kernel.name](window), banded_of(window)) if window else (kernel, WRITTEN)
     num_queries, num_keys = TRIAL_TOKENS, TRIAL_TOKENS if causal else TRIAL_TOKENS // 2
     runs = None
     if documents is not None:
@@ -169,11 +202,11 @@ def trial_error(
         torch.randn(shape, generator=generator, device=device).to(flash_attention.DTYPE) for shape in (*shapes, shapes[0])
     )
     wide = (query.float(), key.float(), value.float())
-    wanted_out, wanted_sums = part(WRITTEN, *wide, causal=causal, runs=runs)
+    wanted_out, wanted_sums = part(right, *wide, causal=causal, runs=runs)
     out, log_sums = part(kernel, query, key, value, causal=causal, runs=runs)
     # As if there were other keys too: every row has some, and weights do not add up to one.
     whole = torch.logaddexp(wanted_sums, torch.zeros_like(wanted_sums))
-    wanted = part_back(WRITTEN, d_out.float(), *wide, wanted_out, whole, causal=causal, runs=runs)
+    wanted = part_back(right, d_out.float(), *wide, wanted_out, whole, causal=causal, runs=runs)
     found = part_back(kernel, d_out, query, key, value, wanted_out.to(query.dtype), whole, causal=causal, runs=runs)
     if not torch.equal(log_sums == float("-inf"), wanted_sums == float("-inf")):
         return float("nan")

@@ -33,6 +33,15 @@ def summed_loss_in_fp8(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor)
     return _blocked_loss(hidden_BTH, weight_VH, labels_BT, FP8_BLOCK_BYTES, Rounded)
 
 
+@torch.no_grad()
+def num_correct(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
+    """Tokens with a loss whose label has the largest score."""
+    hidden, labels = hidden_BTH.flatten(0, 1), labels_BT.flatten()
+    rows = rows_at_once(weight_VH, BLOCK_BYTES)
+    best = torch.cat([F.linear(part, weight_VH).argmax(dim=-1) for part in hidden.split(rows)])
+    return ((best == labels) & (labels != IGNORED_LABEL)).sum()
+
+
 def _blocked_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor, block_bytes: int, kind: type[Products]) -> Tensor:
     rows = rows_at_once(weight_VH, block_bytes)
     loss: Tensor = _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows, kind)
@@ -48,7 +57,7 @@ def rows_at_once(weight_VH: Tensor, block_bytes: int) -> int:
 class Products(Protocol):
     """The three products with the table: to logits, and from their gradient back to hidden states and to the table."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor) -> None: ...
+    def __init__(self, hidden: Tensor, weight: Tensor, *, trains_table: bool) -> None: ...
 
     def logits(self, rows: slice) -> Tensor:
         """Scores of some rows."""
@@ -56,15 +65,15 @@ class Products(Protocol):
     def back(self, d_logits: Tensor, rows: slice) -> None:
         """Add the gradient of these rows' scores."""
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """Gradients of hidden states and of the table, after all rows."""
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Gradients of hidden states and of the table, after all rows; None for a table that is not trained."""
 
 
 class Plain:
     """Products in the number format of the table."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
-        self.hidden, self.weight = hidden, weight
+    def __init__(self, hidden: Tensor, weight: Tensor, *, trains_table: bool) -> None:
+        self.hidden, self.weight, self.trains_table = hidden, weight, trains_table
         self.d_hidden, self.d_weight = torch.empty_like(hidden), torch.empty(0)
 
     def logits(self, rows: slice) -> Tensor:
@@ -74,14 +83,16 @@ class Plain:
     def back(self, d_logits: Tensor, rows: slice) -> None:
         """Add the gradient of these rows' scores."""
         torch.mm(d_logits, self.weight, out=self.d_hidden[rows])
+        if not self.trains_table:
+            return
         if rows.start == 0:
             self.d_weight = d_logits.T @ self.hidden[rows]
         else:
             self.d_weight.addmm_(d_logits.T, self.hidden[rows])
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Gradients of hidden states and of the table."""
-        return self.d_hidden, self.d_weight
+        return self.d_hidden, self.d_weight if self.trains_table else None
 
 
 class Rounded:
@@ -91,8 +102,8 @@ class Rounded:
     blocks would have.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
-        self.hidden, self.dtype, self.num_classes = hidden, weight.dtype, weight.shape[0]
+    def __init__(self, hidden: Tensor, weight: Tensor, *, trains_table: bool) -> None:
+        self.hidden, self.dtype, self.num_classes, self.trains_table = hidden, weight.dtype, weight.shape[0], trains_table
         self.unit_x, self.unit_w = fp8.unit_of(hidden, fp8.INPUT), fp8.unit_of(weight, fp8.INPUT)
         self.unit_g = torch.full((), 1.0 / torch.finfo(fp8.GRADIENT).max, dtype=torch.float32, device=weight.device)
         self.weight, self.weight_turned = fp8.both(weight, self.unit_w, fp8.INPUT)
@@ -110,8 +121,10 @@ class Rounded:
         rounded = fp8.both_into(d_logits, self.unit_g, self.over[:, rows])
         self.d_hidden[rows] = fp8.multiply(rounded, self.weight_turned, self.unit_g, self.unit_w, self.dtype, fast=False)
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Gradients of hidden states and of the table."""
+        if not self.trains_table:
+            return self.d_hidden, None
         del self.weight, self.weight_turned  # room for the table's gradient
         hidden_turned = fp8.turned(self.hidden, self.unit_x, fp8.INPUT)
         return self.d_hidden, fp8.multiply(self.over, hidden_turned, self.unit_g, self.unit_x, self.dtype, fast=False)
@@ -123,7 +136,7 @@ class _BlockedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, num_rows: int, kind: type[Products]) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        products = kind(hidden, weight)
+        products = kind(hidden, weight, trains_table=ctx.needs_input_grad[1])
         blocks = [slice(start, min(start + num_rows, len(hidden))) for start in range(0, len(hidden), num_rows)]
         if not any(ctx.needs_input_grad):
             for rows in blocks:
@@ -138,10 +151,10 @@ class _BlockedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
         times = scaling(d_hidden.device.type)
-        return times(d_hidden, gradient), times(d_weight, gradient), None, None, None
+        return times(d_hidden, gradient), None if d_weight is None else times(d_weight, gradient), None, None, None
 
 
 def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,13 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
+def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """The same where dimension `2i` pairs with `2i + 1`, as in DeepSeek's checkpoints."""
+    first, second = x.unflatten(-1, (-1, 2)).unbind(dim=-1)
+    cosine, sine = cosine.chunk(2, dim=-1)[0], sine.chunk(2, dim=-1)[0]
+    return torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1).flatten(-2)
+
+
 def split_heads(heads: Tensor, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values from the heads of one projection, [B, T, heads, D]."""
     query, key, value = heads.split([heads.shape[-2] - 2 * num_keys, num_keys, num_keys], dim=-2)

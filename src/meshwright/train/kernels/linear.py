@@ -105,6 +105,8 @@ class Linear(nn.Module):
         self.put_off: PutOff | None = None
         self.arithmetic = PLAIN
         self.multiply: Callable[[Tensor | Made, Linear], Tensor] = product
+        self.adapter: nn.Module | None = None  # trained beside a frozen weight: `train.model.adapters.Adapter`
+        self.few_bits: nn.Module | None = None  # the frozen weight, if it is kept in few bits: `train.kernels.few_bits.FewBits`
 
     @property
     def puts_off(self) -> bool:

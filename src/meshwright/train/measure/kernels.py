@@ -15,7 +15,7 @@ from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
 from meshwright.train.kernels import attention_parts, flash_attention
 from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import Work, interleaved_s, mean_s, release, seconds_of
-from meshwright.train.model.transformer import Context, attend
+from meshwright.train.model.attention import Context, attend
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 NORMAL_SPREAD = 1.0

@@ -24,8 +24,8 @@ from meshwright.layout import Layout
 from meshwright.plan.stack.own import check_trainable
 from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import now_s, release, synchronize
+from meshwright.train.model.attention import Context
 from meshwright.train.model.initial import fill_piece
-from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import NUMBERS, Replica
@@ -91,7 +91,7 @@ class Runner:
     def __init__(self, cut: Cut, num_layers: int, device: torch.device) -> None:
         model = cut.model.cut_to(num_layers)
         self.device, self.num_layers = device, num_layers
-        self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp))
+        self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp), has_experts=model.experts is not None)
         self.replica = Replica(model, cut.workload, self.mesh, TRAINING)
         self.replica.fill_weights(fill_piece)
         self.num_parameters = model.num_parameters

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from meshwright.layout import Layout
 from meshwright.train.kernels.linear import PLAIN, Arithmetic
-from meshwright.train.model.transformer import Block, Context, Rotation, Transformer
+from meshwright.train.model.attention import Context
+from meshwright.train.model.experts import ExpertLayer
+from meshwright.train.model.rotary import Rotation
+from meshwright.train.model.transformer import MLP, Block, Transformer
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -32,17 +35,20 @@ def compile_layers(chunk: Transformer, layout: Layout, *, packed: bool, backend:
 
     Waiting for other ranks is a side effect too. So with context parallelism a layer is compiled in two pieces, before and after attention;
     with tensor parallelism the work between collectives is. Packed documents are as many as a batch happens to have, for which attention
-    would be compiled again and again: they too have the two pieces.
+    would be compiled again and again: they too have the two pieces, as have layers with a window or with sinks, whose attention has its own
+    backward pass.
 
     The compiler recommends TF32 for products in fp32. Runs in fp32 are compared digit by digit, so they keep full precision.
     """
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
     compiled: Compile = partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)
     for block in chunk.blocks():
-        if layout.tp > 1:
+        if isinstance(block.mlp, ExpertLayer):
+            block.compiled = BeforeExperts(block, compiled)
+        elif layout.tp > 1:
             block.compiled = BetweenCollectives(block, compiled)
             _compile_arithmetic(block, backend)
-        elif layout.cp > 1 or packed:
+        elif layout.cp > 1 or packed or block.attention.window or block.attention.sinks is not None:
             block.compiled = AroundAttention(block, compiled)
         else:
             block.compiled = compiled(block.plain)
@@ -61,6 +67,20 @@ class AroundAttention:
         return out
 
 
+class BeforeExperts:
+    """A layer with experts: only the heads of its attention are compiled. How many tokens an expert gets changes from step to step, and
+    with expert parallelism the host waits for that number."""
+
+    def __init__(self, block: Block, compiled: Compile) -> None:
+        self.block, self.turned = block, compiled(block.attention.turned)
+
+    def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
+        attention = self.block.attention
+        past, normed = self.block.attention_norm(x)
+        query, key, value = self.turned(attention.projected(normed), rotation)
+        return self.block.after_attention(past, attention.attended(query, key, value, context))
+
+
 class BetweenCollectives:
     """A layer whose work between collectives is compiled: the rotation, and the second product of each half with what is before it.
 
@@ -69,14 +89,15 @@ class BetweenCollectives:
     """
 
     def __init__(self, block: Block, compiled: Compile) -> None:
-        self.block = block
+        assert isinstance(block.mlp, MLP), "a layer with experts is not compiled between its collectives"
+        self.block, self.mlp = block, block.mlp
         self.turned, self.narrowed = compiled(block.attention.turned), compiled(block.attention.narrowed)
         self.mlp_narrowed = block.mlp.narrowed if block.recomputes else compiled(block.mlp.narrowed)
 
     def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
-        block, attention, mlp = self.block, self.block.attention, self.block.mlp
+        block, attention, mlp = self.block, self.block.attention, self.mlp
         past, normed = block.attention_norm(x)
-        query, key, value = self.turned(attention.qkv(normed), rotation)
+        query, key, value = self.turned(attention.projected(normed), rotation)
         attended = attention.attended(query, key, value, context)
         past, normed = block.mlp_norm(past + attention.o.add_bias(attention.leave(self.narrowed(attended))))
         out: Tensor = past + mlp.down.add_bias(mlp.leave(self.mlp_narrowed(mlp.into(normed))))
@@ -85,7 +106,8 @@ class BetweenCollectives:
 
 def _compile_arithmetic(block: Block, backend: str) -> None:
     """Compile how the products with a collective are computed, where this is more than one kernel."""
-    for layer in (block.attention.qkv, block.mlp.into):
+    assert isinstance(block.mlp, MLP), "experts have no product with a collective"
+    for layer in (*block.attention.gathering(), block.mlp.into):
         if layer.arithmetic is not PLAIN:
             layer.arithmetic = _compiled_arithmetic(layer.arithmetic, backend)
 

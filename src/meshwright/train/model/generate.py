@@ -6,7 +6,7 @@ of the transformer only while a step runs; between two tokens the model is uncha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.errors import InputError
+from meshwright.train.kernels.banded import Band, banded
+from meshwright.train.kernels.sinks import with_sinks
+from meshwright.train.model.attention import Context, Reach
 from meshwright.train.model.sampling import check_sampling
-from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.model.transformer import Transformer
 
 
 def generate(
@@ -28,10 +31,10 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    stop_token: int | None = None,
+    stop_tokens: Collection[int] = (),
     vocab_size: int | None = None,
 ) -> Iterator[int]:
-    """Each new token as it is drawn, up to `num_new` of them; `stop_token`, if it is drawn, is the last one.
+    """Each new token as it is drawn, up to `num_new` of them; one of `stop_tokens`, if it is drawn, is the last one.
 
     Temperature 0 always chooses the most probable token. `top_k` draws from the k most probable tokens (0: all), `top_p` from the fewest
     tokens whose probabilities add up to it. `vocab_size` is the number of entries that are real tokens, if the vocabulary was padded. The
@@ -41,18 +44,18 @@ def generate(
     check_sampling(temperature, top_k, top_p)
     generator = torch.Generator().manual_seed(seed)
     draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-    return _drawn(model, [int(token) for token in tokens], num_new, draw, stop_token, vocab_size)
+    return _drawn(model, [int(token) for token in tokens], num_new, draw, stop_tokens, vocab_size)
 
 
 def _drawn(
-    model: Transformer, tokens: list[int], num_new: int, draw: Callable[[Tensor], int], stop_token: int | None, vocab_size: int | None
+    model: Transformer, tokens: list[int], num_new: int, draw: Callable[[Tensor], int], stop_tokens: Collection[int], vocab_size: int | None
 ) -> Iterator[int]:
     caches = [Cache(len(tokens) + num_new) for _ in model.layers]
     fresh, first = tokens, 0
     for _ in range(num_new):
         token = draw(next_logits(model, fresh, first, caches)[:vocab_size])
         yield token
-        if token == stop_token:
+        if token in stop_tokens:
             return
         first, fresh = first + len(fresh), [token]
 
@@ -65,14 +68,19 @@ class Cache:
         self.length = 0
         self._held: Tensor | None = None  # [2, B, capacity, N, D]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context, reach: Reach) -> Tensor:
         """Attention of the newest tokens to all so far; [B, T, N, D]."""
         if self._held is None:
             self._held = key.new_empty(2, key.shape[0], self.capacity, *key.shape[2:])
         num_old, self.length = self.length, self.length + key.shape[1]
         self._held[0, :, num_old : self.length] = key
         self._held[1, :, num_old : self.length] = value
-        q, k, v = (x.transpose(1, 2) for x in (query, self._held[0, :, : self.length], self._held[1, :, : self.length]))
+        keys, values = self._held[:, :, : self.length]
+        window = reach.within(self.length)
+        if window or reach.sinks is not None:
+            out, log_sums = banded(query, keys, values, Band(window or self.length, shift=num_old))
+            return out if reach.sinks is None else with_sinks(out, log_sums, reach.sinks)[0]
+        q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
         # The first call has the whole prompt. Later calls have one token, which may attend to all earlier ones.
         out = F.scaled_dot_product_attention(q, k, v, is_causal=num_old == 0 and q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2)

@@ -13,6 +13,8 @@ from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 
 STD = 0.02
+ZEROS = ("bias", "sinks")  # tensors that begin with zeros; weights of norms begin with ones
+WRITERS = ("attention.o.weight", "mlp.down.weight", "mlp.experts.down.weight", "mlp.shared.down.weight")  # into the residual
 
 
 def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
@@ -37,17 +39,33 @@ def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
 
 def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     """The whole tensor `name` at the start, in fp32."""
+    if name.endswith(ZEROS):
+        return torch.zeros(shape, device=device)
     if len(shape) == 1:
-        return torch.zeros(shape, device=device) if name.endswith("bias") else torch.ones(shape, device=device)
-    std = STD / math.sqrt(2 * model.num_layers) if name.endswith(("attention.o.weight", "mlp.down.weight")) else STD
+        return torch.ones(shape, device=device)
+    if name.endswith((".lora_a", ".lora_b")):
+        return draw_adapter(name, shape, seed, device)
+    std = STD / math.sqrt(2 * model.num_layers) if name.endswith(WRITERS) else STD
+    return torch.normal(0.0, std, shape, generator=_generator(seed, name, device), device=device)
+
+
+def draw_adapter(name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """A half of a low-rank pair at the start: A uniform within one over the root of its width, B zero, as in PEFT."""
+    if name.endswith(".lora_b"):
+        return torch.zeros(shape, device=device)
+    return (2 * torch.rand(shape, generator=_generator(seed, name, device), device=device) - 1) / math.sqrt(shape[1])
+
+
+def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
     number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
-    generator = torch.Generator(device=device).manual_seed(number)
-    return torch.normal(0.0, std, shape, generator=generator, device=device)
+    return torch.Generator(device=device).manual_seed(number)
 
 
 def fill_piece(piece: Piece) -> None:
     """Fill a piece as a model begins, without drawing the whole tensor: matrices normal, norms one; the same layout gives other weights."""
-    if len(piece.shape) > 1:
+    if piece.name.endswith(ZEROS):
+        piece.tensor.zero_()
+    elif len(piece.shape) > 1:
         piece.tensor.normal_(0.0, STD)
     else:
-        piece.tensor.fill_(0.0 if piece.name.endswith("bias") else 1.0)
+        piece.tensor.fill_(1.0)

@@ -18,10 +18,10 @@ class Alone:
     loss_scale = 1.0
 
     def __init__(self, chunk: Transformer, mesh: Mesh, numbers: Numbers) -> None:
-        cuts = cuts_of(chunk, mesh.tp)
+        cuts = cuts_of(chunk, mesh.tp, mesh.ep)
         self.parameters: list[nn.Parameter] = []
         self.shards: list[Shard] = []
-        for name, old in list(chunk.named_parameters()):
+        for name, old in list(chunk.trained_parameters()):
             make = torch.zeros if has_padding(cuts[name]) else torch.empty
             parameter = nn.Parameter(make(old.shape, dtype=numbers.compute, device=mesh.device))
             put_in_place(chunk, old, parameter)

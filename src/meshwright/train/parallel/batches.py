@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,30 +13,54 @@ from torch import Tensor
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.train.data.samples import IGNORED_LABEL
-from meshwright.train.model.transformer import Context
+from meshwright.train.model.attention import Context
 from meshwright.train.parallel.context import positions_of, runs_for
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # tokens, labels, documents: [samples, sequence]
+Deal = tuple[int, ...]  # micro-batches of each replica in one step, by its data-parallel index
 Read = Callable[[Sequence[int]], Arrays]
 
 
-def sample_numbers(layout: Layout, dp_index: int, first: int, count: int) -> list[list[int]]:
+def even_deal(layout: Layout, count: int) -> Deal:
+    """The deal of `count` samples in which all replicas have equally many micro-batches."""
+    return (-(-count // (layout.dp * layout.micro_batch)),) * layout.dp
+
+
+def sample_numbers(layout: Layout, dp_index: int, first: int, count: int, deal: Deal | None = None) -> list[list[int]]:
     """Global numbers of the samples in each micro-batch of one replica, for the `count` samples from `first` on.
 
-    Micro-batches are given to the replicas in turn, so that a batch has the same samples for any number of replicas. If `count` does not
-    divide evenly, there are more numbers than samples; an evaluation then ignores the numbers beyond the end.
+    Micro-batches are given to the replicas in turn, so that a batch has the same samples for any number of replicas. A `deal` says how many
+    each replica has; one that has all of its own is passed over in later turns, so a batch has the same samples for any deal, too. Without
+    a deal all have equally many. If `count` does not divide evenly, there are more numbers than samples; an evaluation then ignores the
+    numbers beyond the end.
     """
-    per_round = layout.dp * layout.micro_batch
-    rounds = -(-count // per_round)
-    starts = [first + i * per_round + dp_index * layout.micro_batch for i in range(rounds)]
-    return [list(range(start, start + layout.micro_batch)) for start in starts]
+    deal = deal or even_deal(layout, count)
+    if len(deal) != layout.dp or sum(deal) * layout.micro_batch < count:
+        raise ValueError(f"the deal {deal} does not give {count} samples to {layout.dp} replicas")
+    starts, size = [], layout.micro_batch
+    for turn in range(deal[dp_index]):
+        earlier = sum(min(number, turn) for number in deal)  # micro-batches of all turns before
+        in_turn = sum(number > turn for number in deal[:dp_index])
+        starts.append(first + (earlier + in_turn) * size)
+    return [list(range(start, start + size)) for start in starts]
 
 
-def micro_batches(read: Read, first: int, workload: Workload, mesh: Mesh) -> list[MicroBatch]:
+def deal_refusal(layout: Layout, deal: Deal) -> str:
+    """Why replicas of a layout cannot have such different numbers of micro-batches; empty if they can."""
+    if min(deal) < 1:
+        return "every replica needs a micro-batch"
+    if layout.zero_stage > 1 and layout.dp > 1 and len(set(deal)) > 1:
+        return f"ZeRO {layout.zero_stage} exchanges gradients or weights for every micro-batch, so all replicas need equally many"
+    if layout.ep > 1 and layout.dp > 1 and len(set(deal)) > 1:
+        return f"the {layout.ep} ranks that share out experts exchange tokens in every micro-batch, so all replicas need equally many"
+    return ""
+
+
+def micro_batches(read: Read, first: int, workload: Workload, mesh: Mesh, deal: Deal | None = None) -> list[MicroBatch]:
     """This rank's micro-batches of the global batch that begins with sample `first`."""
-    numbers = sample_numbers(mesh.layout, mesh.dp.index, first, workload.global_batch)
+    numbers = sample_numbers(mesh.layout, mesh.dp.index, first, workload.global_batch, deal)
     return [micro_batch(read(group), group, workload, mesh) for group in numbers]
 
 
@@ -44,13 +69,14 @@ def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh
     tokens, labels, documents = (torch.from_numpy(array) for array in arrays)
     cp = mesh.cp
     positions = positions_of(workload.seq_len, cp.size, cp.index)
-    context = Context(positions=_move(positions, mesh))
+    drops = workload.adapters is not None and workload.adapters.dropout > 0
+    context = Context(positions=_move(positions, mesh), samples=_move(torch.tensor(list(numbers)), mesh) if drops else None)
     if workload.packed:
         everyones = torch.cat([positions_of(workload.seq_len, cp.size, i) for i in range(cp.size)])
         mine, all_of_them = _move(documents[:, positions], mesh), _move(documents[:, everyones], mesh)
         found = runs_for(mesh.layout.cp_kind, arrays[2], cp.size, cp.index)
         runs = tuple(each.moved(lambda starts: _move(starts, mesh)) if each is not None else None for each in found)
-        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them, runs=runs)
+        context = replace(context, documents=mine, everyones_documents=all_of_them, runs=runs)
     return MicroBatch(
         tokens=_move(tokens[:, positions].long(), mesh),
         labels=_move(labels[:, positions].long(), mesh),

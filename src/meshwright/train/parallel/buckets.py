@@ -17,10 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.train.kernels.grouped import GroupedLinear
 from meshwright.train.kernels.linear import Linear
+from meshwright.train.model.experts import is_routed
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
-from meshwright.train.parallel.mesh import Mesh
+from meshwright.train.parallel.mesh import Mesh, Replicas
 from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, measures_of, spans_of, sum_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
@@ -49,6 +51,8 @@ class Bucket:
     incoming: Tensor | None  # where the result of a reduction is stored
     views: list[Tensor]  # of the gradients, one per parameter
     counts: list[int]  # gradients added so far, one number per parameter
+    replicas: Replicas  # the ranks that hold the same parameters
+    zero_stage: int
     is_leaving: bool = False  # its gradients have left, and their sum is not in the shard yet
     work: dist.Work | None = None
     across: dist.Work | None = None  # the sum over groups that each share a state
@@ -62,13 +66,12 @@ class DataParallel:
 
     def __init__(self, chunk: Transformer, mesh: Mesh, numbers: Numbers, num_micro_batches: int, bucket_parameters: int) -> None:
         self.mesh, self.numbers = mesh, numbers
-        self.zero_stage = mesh.layout.zero_stage if mesh.shard.size > 1 else 0
         self.num_contributions = num_micro_batches
         self.overlaps = mesh.layout.overlap_dp
         self.takes = True  # gradients of a trial are dropped
         self.own: list[Tensor] = []  # `measures_of` this rank's buckets before they are summed
         self.landed: Tensor | None = None  # sum of what this rank received
-        cuts = cuts_of(chunk, mesh.tp)
+        cuts = cuts_of(chunk, mesh.tp, mesh.ep)
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
         ]
@@ -88,7 +91,7 @@ class DataParallel:
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add the gradient of one micro-batch; the last one of a bucket starts its reduction."""
         bucket, index = self._place[parameter]
-        each = self.zero_stage == 2
+        each = bucket.zero_stage == 2
         if each:
             self._land(bucket)  # the micro-batch before: its gradients are about to be overwritten
         if bucket.counts[index] == 0 or each:
@@ -105,27 +108,27 @@ class DataParallel:
     def finish(self) -> None:
         """Wait until the gradients of the whole batch are in the shards."""
         for bucket in self.buckets:
-            if not self.overlaps and self.zero_stage < 2:
+            if not self.overlaps and bucket.zero_stage < 2:
                 self._leave(bucket)
             self._land(bucket)
-        if self.mesh.num_replicas > 1:
-            self.landed = torch.stack([sum_of(_summed(bucket)) for bucket in self.buckets]).sum()
+        checked = self._checked()
+        if self.mesh.num_replicas > 1 and checked:
+            self.landed = torch.stack([sum_of(_summed(bucket)) for bucket in checked]).sum()
         self.forget()
 
     def start(self) -> None:
         """Prepare for a new step."""
         self.own.clear()
-        if self.zero_stage == 2:
-            for bucket in self.buckets:
+        for bucket in self.buckets:
+            if bucket.zero_stage == 2:
                 _summed(bucket).zero_()
 
     def publish(self) -> None:
         """Gather the new weights of the shards on all ranks; `ready` waits for them."""
-        axis = self.mesh.shard
         for bucket in self._in_forward_order():
-            if self.zero_stage > 0 and axis.size > 1:
+            if bucket.zero_stage > 0:
                 own = bucket.weights[bucket.mine].clone()
-                bucket.gathering = all_gather_single(bucket.weights, own, group=axis.group, async_op=True)
+                bucket.gathering = all_gather_single(bucket.weights, own, group=bucket.replicas.shard.group, async_op=True)
 
     def ready(self) -> None:
         """Wait for weights that are still being received."""
@@ -138,7 +141,7 @@ class DataParallel:
 
     def _await(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
-            self.mesh.shard.wait(bucket.gathering, "all-gather of weights")
+            bucket.replicas.shard.wait(bucket.gathering, "all-gather of weights")
             bucket.gathering = None
 
     def _in_forward_order(self) -> list[Bucket]:
@@ -159,10 +162,17 @@ class DataParallel:
 
     def equal(self) -> list[Tensor]:
         """Tensors that all replicas hold alike after an update: the weights, and the optimizer's copy of them if it is not shared out."""
-        held = [bucket.weights for bucket in self.buckets]
-        if self.zero_stage == 0:
-            held += [bucket.shard.values for bucket in self.buckets if bucket.shard.copy is not None]
+        held = [bucket.weights for bucket in self._checked()]
+        held += [bucket.shard.values for bucket in self._checked() if bucket.zero_stage == 0 and bucket.shard.copy is not None]
         return held
+
+    def equal_shards(self) -> list[Shard]:
+        """Shards that all replicas hold alike, with their moments."""
+        return [bucket.shard for bucket in self._checked() if bucket.zero_stage == 0]
+
+    def _checked(self) -> list[Bucket]:
+        """The buckets that replicas compare: those that all data and context parallel ranks hold alike, so none of routed experts."""
+        return [bucket for bucket in self.buckets if bucket.replicas is self.mesh.replicas]
 
     def forget(self) -> None:
         """Drop the gradients of a step that will not be applied."""
@@ -177,45 +187,49 @@ class DataParallel:
 
     def _leave(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket, and the second sum of the one that left before it: by now its first is probably done."""
-        axis = self.mesh.shard
+        axis = bucket.replicas.shard
         if self._leaving is not None and self._leaving is not bucket:
             self._cross(self._leaving)
         self._leaving, bucket.is_leaving = bucket, True
-        if self.mesh.num_replicas > 1:
+        if self.mesh.num_replicas > 1 and bucket.replicas is self.mesh.replicas:
             self.own.append(measures_of(bucket.gradients))
-        if self.zero_stage == 0 and axis.size > 1:
+        if bucket.zero_stage == 0 and axis.size > 1:
             bucket.work = dist.all_reduce(bucket.gradients, group=axis.group, async_op=True)
         elif axis.size > 1:
             bucket.work = reduce_scatter_single(bucket.incoming, bucket.gradients, group=axis.group, async_op=True)
 
     def _land(self, bucket: Bucket) -> None:
         """Wait for the sum of a bucket and put it into the shard."""
-        if not bucket.is_leaving and self.zero_stage == 2:
+        if not bucket.is_leaving and bucket.zero_stage == 2:
             return  # no reduction is running
         bucket.is_leaving = False
         self._cross(bucket)
-        self.mesh.replicate.wait(bucket.across, "gradient reduction")
+        bucket.replicas.replicate.wait(bucket.across, "gradient reduction")
         bucket.across = None
         if self._leaving is bucket:
             self._leaving = None
-        if self.zero_stage == 2:
+        if bucket.zero_stage == 2:
             _summed(bucket).add_(_landed(bucket))
 
     def _cross(self, bucket: Bucket) -> None:
         """Wait for the sum of a bucket within its group, and start the sum over groups; nothing if that has begun."""
-        if bucket.across is not None or (bucket.work is None and self.mesh.shard.size > 1):
+        replicas = bucket.replicas
+        if bucket.across is not None or (bucket.work is None and replicas.shard.size > 1):
             return
-        self.mesh.shard.wait(bucket.work, "gradient reduction")
+        replicas.shard.wait(bucket.work, "gradient reduction")
         bucket.work = None
-        if self.mesh.replicate.size > 1:
-            bucket.across = dist.all_reduce(_landed(bucket), group=self.mesh.replicate.group, async_op=True)
+        if replicas.replicate.size > 1:
+            bucket.across = dist.all_reduce(_landed(bucket), group=replicas.replicate.group, async_op=True)
 
     def _bucket(self, names: Sequence[str], chunk: Transformer, cuts: Sequence[Sequence[Cut]]) -> Bucket:
         mesh, found = self.mesh, dict(chunk.named_parameters())
         sizes = [found[name].numel() for name in names]
-        num_shards = mesh.shard.size if self.zero_stage > 0 else 1
+        replicas = mesh.expert_replicas if is_routed(names[0]) else mesh.replicas
+        # Weights of experts may have replicas where others have none: without them nothing is released for ZeRO 3.
+        zero_stage = min(mesh.layout.zero_stage, 2) if replicas.shard.size > 1 else 0
+        num_shards = replicas.shard.size if zero_stage > 0 else 1
         share = -(-sum(sizes) // num_shards)
-        index = mesh.shard.index if self.zero_stage > 0 else 0
+        index = replicas.shard.index if zero_stage > 0 else 0
         mine = slice(index * share, (index + 1) * share)
         weights = torch.zeros(share * num_shards, dtype=self.numbers.compute, device=mesh.device)
         gradients = torch.zeros(share * num_shards, dtype=self.numbers.gradient, device=mesh.device)
@@ -228,8 +242,9 @@ class DataParallel:
             offset += size
         incoming = torch.zeros(share, dtype=self.numbers.gradient, device=mesh.device) if num_shards > 1 else None
         shard = self._shard(names, parameters, cuts, weights[mine], mine)
-        shard.gradient = gradients if incoming is None else torch.zeros_like(incoming) if self.zero_stage == 2 else incoming
-        return Bucket(parameters, weights, gradients, mine, shard, incoming, views, [0] * len(names))
+        shard.copies = replicas.size // num_shards
+        shard.gradient = gradients if incoming is None else torch.zeros_like(incoming) if zero_stage == 2 else incoming
+        return Bucket(parameters, weights, gradients, mine, shard, incoming, views, [0] * len(names), replicas, zero_stage)
 
     def _shard(
         self, names: Sequence[str], parameters: Sequence[nn.Parameter], cuts: Sequence[Sequence[Cut]], own: Tensor, mine: slice
@@ -249,7 +264,7 @@ class DataParallel:
             spans=tuple(spans),
             decays=decays(names[0], parameters[0]),
             is_partial=is_partial(names[0]) and layout.tp > 1,
-            copies=self.mesh.num_replicas // (self.mesh.shard.size if self.zero_stage > 0 else 1),
+            copies=1,
         )
 
 
@@ -287,14 +302,15 @@ def put_in_place(chunk: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None
 def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
     """Names of the chunk's parameters in buckets of about `most` elements, in the order in which gradients are computed.
 
-    A bucket holds one kind of parameters: with or without weight decay, whole or partial over tensor ranks, postponed or not in a
-    zero-bubble schedule. A tied table has its own bucket, so that the first and the last stage divide it in the same way.
+    A bucket holds one kind of parameters: with or without weight decay, whole or partial over tensor ranks, of routed experts or not,
+    postponed or not in a zero-bubble schedule. A tied table has its own bucket, so that the first and the last stage divide it in the
+    same way.
     """
-    products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear)}
+    products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear | GroupedLinear)}
     kinds: dict[tuple[object, ...], list[str]] = {}
-    for name, parameter in reversed(list(chunk.named_parameters())):
+    for name, parameter in reversed(list(chunk.trained_parameters())):
         alone = name if chunk.model.tied_embeddings and name in TIED else ""
-        kind = (alone, decays(name, parameter), is_partial(name), id(parameter) in products)
+        kind = (alone, decays(name, parameter), is_partial(name), is_routed(name), id(parameter) in products)
         kinds.setdefault(kind, []).append(name)
     sizes = {name: parameter.numel() for name, parameter in chunk.named_parameters()}
     for names in kinds.values():

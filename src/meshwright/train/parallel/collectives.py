@@ -5,7 +5,7 @@ All of them call torch.distributed. In addition, the axis that waits is named, f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,15 @@ class Axis:
         self.wait(dist.all_to_all_single(received, parts, group=self.group, async_op=True), "all-to-all")
         return received
 
+    def exchanged(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """The rows that all ranks have for this one, rank after rank; this one has the next `sent[i]` of its rows for rank `i`."""
+        if self.size == 1:
+            return rows
+        made = rows.new_empty((sum(received), *rows.shape[1:]))
+        work = dist.all_to_all_single(made, rows.contiguous(), list(received), list(sent), group=self.group, async_op=True)
+        self.wait(work, "all-to-all of tokens")
+        return made
+
 
 def everyones_texts(text: str, most_bytes: int, device: torch.device) -> list[str]:
     """The texts of all ranks, by rank. All ranks must call it. A text longer than `most_bytes` is cut."""
@@ -144,3 +153,16 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.axis.all_to_all(gradient), None
+
+
+class ExchangeRows(torch.autograd.Function):
+    """All-to-all of rows, of which every rank has another number for every other; their gradients are sent back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, axis: Axis, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        ctx.axis, ctx.sent, ctx.received = axis, sent, received
+        return axis.exchanged(rows, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.axis.exchanged(gradient, ctx.received, ctx.sent), None, None, None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from meshwright.train.model.experts import RoutedExperts, is_routed
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.buckets import Numbers
 from meshwright.train.parallel.collectives import Axis
@@ -25,17 +26,22 @@ class FullySharded:
         self.mesh, self.numbers = mesh, numbers
         self.loss_scale = float(mesh.num_replicas)  # fully_shard averages over replicas, but we need the sum
         policy = MixedPrecisionPolicy(param_dtype=numbers.compute, reduce_dtype=numbers.gradient, cast_forward_inputs=False)
-        device_mesh = mesh.of_replicas()
-        chunk.to(numbers.state)
-        cuts = cuts_of(chunk, mesh.tp)
+        for parameter in chunk.parameters():
+            parameter.data = parameter.data.to(numbers.state if parameter.requires_grad else numbers.compute)
+        shapes = {name: parameter.shape for name, parameter in chunk.named_parameters()}
+        cuts = cuts_of(chunk, mesh.tp, mesh.ep)
+        for module in experts_of(chunk):
+            unit = fully_shard(module, mesh=mesh.expert_replicas.device_mesh(mesh.rank), mp_policy=policy, reshard_after_forward=True)
+            book_waits(unit, mesh.expert_replicas.shard)
         for module in units(chunk):
-            unit = fully_shard(module, mesh=device_mesh, mp_policy=policy, reshard_after_forward=True)
+            unit = fully_shard(module, mesh=mesh.replicas.device_mesh(mesh.rank), mp_policy=policy, reshard_after_forward=True)
             book_waits(unit, mesh.shard)
         set_prefetch(chunk)
         chunk.to_empty(device=mesh.device)
-        self.parameters = dict(chunk.named_parameters())
-        self.shards = [self._shard(name, parameter, cuts[name]) for name, parameter in self.parameters.items()]
-        self._of_shard = list(self.parameters.values())
+        shards = {name: self._shard(name, parameter, shapes[name], cuts[name]) for name, parameter in chunk.named_parameters()}
+        self.parameters = dict(chunk.trained_parameters())
+        self.shards = [shards[name] for name in self.parameters]
+        self.frozen = [shard for name, shard in shards.items() if name not in self.parameters]
 
     def start(self) -> None:
         """Prepare for a new step."""
@@ -43,8 +49,12 @@ class FullySharded:
 
     def finish(self) -> None:
         """Give the reduced gradients to the shards; each backward pass has waited for its own."""
-        for shard, parameter in zip(self.shards, self._of_shard, strict=True):
+        # Each was divided by the number of ranks that hold it, which for experts is not the number that the loss was multiplied by.
+        of_experts = self.mesh.expert_replicas.size / self.mesh.num_replicas
+        for shard, (name, parameter) in zip(self.shards, self.parameters.items(), strict=True):
             shard.gradient = None if parameter.grad is None else local_of(parameter.grad).flatten()
+            if shard.gradient is not None and is_routed(name) and of_experts != 1.0:
+                shard.gradient.mul_(of_experts)
 
     def publish(self) -> None:
         """Does nothing: the shards are the weights, and each pass gathers them."""
@@ -57,17 +67,18 @@ class FullySharded:
 
     def forget(self) -> None:
         """Drop the gradients."""
-        for shard, parameter in zip(self.shards, self._of_shard, strict=True):
+        for shard, parameter in zip(self.shards, self.parameters.values(), strict=True):
             shard.gradient, parameter.grad = None, None
 
-    def _shard(self, name: str, parameter: nn.Parameter, cuts: Sequence[Cut]) -> Shard:
+    def _shard(self, name: str, parameter: nn.Parameter, whole: Sequence[int], cuts: Sequence[Cut]) -> Shard:
+        """The shard of one parameter, which had the shape `whole` before it was shared out by rows."""
+        replicas = self.mesh.expert_replicas if is_routed(name) else self.mesh.replicas
         local = local_of(parameter.data)
         if has_padding(cuts):
             local.zero_()
-        row = math.prod(cuts[0].local[1:])
-        num_rows = sum(cut.local[0] for cut in cuts)
-        rows = -(-num_rows // self.mesh.shard.size)  # as torch.chunk divides
-        first = min(self.mesh.shard.index * rows, num_rows)
+        row, num_rows = math.prod(whole[1:]), whole[0]
+        rows = -(-num_rows // replicas.shard.size)  # as torch.chunk divides
+        first = min(replicas.shard.index * rows, num_rows)
         last = first + local.shape[0] if local.numel() else first
         return Shard(
             values=local.flatten() if local.is_contiguous() else local.reshape(-1),
@@ -75,8 +86,13 @@ class FullySharded:
             spans=tuple(spans_of(cuts, first * row, last * row, 0)),
             decays=decays(name, parameter),
             is_partial=is_partial(name) and self.mesh.tp.size > 1,
-            copies=self.mesh.replicate.size,
+            copies=replicas.replicate.size,
         )
+
+
+def experts_of(chunk: Transformer) -> list[nn.Module]:
+    """The routed experts of each layer, which other ranks share than the rest of the layer."""
+    return [module for module in chunk.modules() if isinstance(module, RoutedExperts)]
 
 
 def units(chunk: Transformer) -> list[nn.Module]:

@@ -7,6 +7,7 @@ that are used are made: none for an axis of one rank, and for data parallelism o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,31 @@ Lane = tuple[int, int]  # from which stage, to which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The ranks that hold the same weights, in groups that each share one sharded state."""
+
+    replicate: Axis  # over groups of ranks that each hold a whole sharded state
+    shard: Axis  # over the ranks that share one sharded state
+    column: tuple[tuple[int, ...], ...]  # the ranks, group by group
+
+    @property
+    def size(self) -> int:
+        """Ranks that hold the same weights."""
+        return self.replicate.size * self.shard.size
+
+    def device_mesh(self, rank: int) -> DeviceMesh:
+        """These ranks for torch's `fully_shard`: groups that share a state, then the ranks of one."""
+        device_type = self.shard.device.type
+        groups = [axis.group for axis in (self.replicate, self.shard) if axis.group is not None]
+        if not groups:
+            return DeviceMesh(device_type, [rank], mesh_dim_names=("shard",))
+        assert self.shard.group is not None or self.shard.size == 1, "a state that no ranks share is not sharded"
+        if len(groups) == 1:
+            return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=("shard",))
+        return DeviceMesh.from_group(groups, device_type, torch.tensor(self.column), mesh_dim_names=("replicate", "shard"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """This rank's position in a layout, and the groups that it belongs to."""
 
@@ -35,8 +61,9 @@ class Mesh:
     cp: Axis
     pp: Axis
     dp: Axis
-    replicate: Axis  # over groups of ranks that each hold a whole sharded state
-    shard: Axis  # over the ranks that share one sharded state
+    ep: Axis  # over the ranks of a stage that share out the experts
+    replicas: Replicas  # of all weights but those of routed experts: data and context parallel ranks
+    expert_replicas: Replicas  # of routed experts: all ranks of a stage that hold the same of them
     timer: Timer
     marks: Marks
     same_keys: Axis | None  # over the tensor-parallel ranks with the same key-value head; None: each has its own heads
@@ -48,6 +75,16 @@ class Mesh:
     def coordinate(self) -> dict[str, int]:
         """Position of this rank on every axis."""
         return self.layout.coordinate(self.rank)
+
+    @property
+    def replicate(self) -> Axis:
+        """Over groups of ranks that each hold a whole sharded state."""
+        return self.replicas.replicate
+
+    @property
+    def shard(self) -> Axis:
+        """Over the ranks that share one sharded state."""
+        return self.replicas.shard
 
     @property
     def num_replicas(self) -> int:
@@ -65,17 +102,6 @@ class Mesh:
         assert group is not None, "stages that exchange messages have a group"
         return group
 
-    def of_replicas(self) -> DeviceMesh:
-        """The ranks that hold the same weights, for torch's `fully_shard`: groups that share a state, then the ranks of one."""
-        groups = [axis.group for axis in (self.replicate, self.shard) if axis.group is not None]
-        if not groups:
-            return DeviceMesh(self.device.type, [self.rank], mesh_dim_names=("shard",))
-        assert self.shard.group is not None, "a state that no ranks share is not sharded"
-        if len(groups) == 1:
-            return DeviceMesh.from_group(groups[0], self.device.type, mesh_dim_names=("shard",))
-        column = next(grid for grid in replica_grid(self.layout) if self.rank in grid)
-        return DeviceMesh.from_group(groups, self.device.type, column, mesh_dim_names=("replicate", "shard"))
-
     def close(self) -> None:
         """Destroy the groups of this mesh. Every rank of the layout must call it."""
         dist.barrier()  # another rank may still be connecting
@@ -91,12 +117,14 @@ def make_mesh(
     key_copies: int = 1,
     ends_meet: bool = True,
     with_lanes: bool | None = None,
+    has_experts: bool = False,
 ) -> Mesh:
     """The groups of `layout` over all ranks of the default process group. Every rank must call it.
 
     `key_copies`: how many tensor-parallel ranks in a row hold the same key-value head (`Model.key_copies`).
     `ends_meet`: whether the last stage and the first exchange messages: with several chunks a stage, or a tied table.
     `with_lanes`: whether messages between stages get a group for each direction; by default where the device is a GPU.
+    `has_experts`: whether there are routed experts, whose weights other ranks hold alike than the other weights.
     """
     world = dist.get_world_size()
     if layout.num_ranks != world:
@@ -108,12 +136,13 @@ def make_mesh(
     started_s = time.monotonic()
     makes_lanes = device.type == "cuda" if with_lanes is None else with_lanes
     maker = _Maker(layout, device, marks or Marks(), timer_for(device))
-    replicas = replica_grid(layout)
     axes = {name: maker.axis(name, maker.along(name)) for name in ("tp", "cp")}
     axes["pp"] = maker.axis("pp", maker.along("pp"), exchanges=not makes_lanes)
-    axes["dp"] = maker.axis("dp", maker.along("dp"), exchanges=False)  # `replicate` and `shard` do
-    axes["replicate"] = maker.axis("dp", replicas.transpose(1, 2).reshape(-1, replicas.shape[1]).tolist(), what="copies of a shard")
-    axes["shard"] = maker.axis("dp", replicas.reshape(-1, replicas.shape[2]).tolist(), what="shards" if layout.zero_stage else "")
+    axes["dp"] = maker.axis("dp", maker.along("dp"), exchanges=False)  # `replicas` do
+    replicas = maker.replicas(replica_grid(layout))
+    axes["ep"] = maker.axis("ep", expert_groups(layout), exchanges=has_experts)
+    own_grid = has_experts and layout.tp * layout.ep > 1
+    expert_replicas = maker.replicas(expert_replica_grid(layout), "of experts") if own_grid else replicas
     lanes = maker.lanes(ends_meet) if makes_lanes else {}
     same_keys = maker.axis("tp", same_key_groups(layout, key_copies), what="same keys") if key_copies > 1 else None
     return Mesh(
@@ -124,6 +153,8 @@ def make_mesh(
         marks=maker.marks,
         lanes=lanes,
         same_keys=same_keys,
+        replicas=replicas,
+        expert_replicas=expert_replicas,
         made=maker.made,
         making_s=time.monotonic() - started_s,
         **axes,
@@ -150,6 +181,15 @@ class _Maker:
         group = self.group(groups, f"{name} {what}".strip()) if exchanges and len(own) > 1 else None
         return Axis(
             name=name, ranks=tuple(own), index=own.index(self.rank), group=group, timer=self.timer, marks=self.marks, device=self.device
+        )
+
+    def replicas(self, grid: torch.Tensor, of: str = "") -> Replicas:
+        """This rank's replicas, from a grid of ranks by (weights that they hold, group that shares a state, position in the group)."""
+        shards = "shards" if self.layout.zero_stage or of else ""
+        return Replicas(
+            replicate=self.axis("dp", grid.transpose(1, 2).reshape(-1, grid.shape[1]).tolist(), what=f"copies of a shard {of}".strip()),
+            shard=self.axis("dp", grid.reshape(-1, grid.shape[2]).tolist(), what=f"{shards} {of}".strip()),
+            column=next(tuple(map(tuple, column)) for column in grid.tolist() if any(self.rank in group for group in column)),
         )
 
     def group(self, groups: Sequence[Sequence[int]], description: str) -> dist.ProcessGroup | None:
@@ -225,3 +265,28 @@ def replica_grid(layout: Layout) -> torch.Tensor:
     num_shards = layout.sharing_ranks if layout.zero_stage else layout.dp * layout.cp
     grid = ordered.reshape(layout.pp * layout.tp, layout.dp * layout.cp // num_shards, num_shards)
     return grid.sort(dim=2).values  # torch orders the ranks of a group by their numbers
+
+
+def expert_groups(layout: Layout) -> list[list[int]]:
+    """Disjoint groups of all ranks that share out the experts: `ep` ranks of one stage, neighbours in the order of their numbers."""
+    groups: list[list[int]] = _stage_grid(layout).reshape(-1, layout.ep).tolist()
+    return groups
+
+
+def expert_replica_grid(layout: Layout) -> torch.Tensor:
+    """Ranks by (stage and position in a group of experts, group of ranks that share a state, position in it).
+
+    All ranks of a stage at one position hold the same experts, whichever of dp, cp and tp they differ in. As many of them share a state as
+    for the other weights, or as many as divide both, or all of them.
+    """
+    num_same = layout.dp * layout.cp * layout.tp // layout.ep
+    shared = math.gcd(num_same, layout.zero_ranks) if layout.zero_stage and layout.zero_ranks else num_same
+    num_shards = shared if shared > 1 or layout.zero_ranks == 1 else num_same
+    columns = _stage_grid(layout).reshape(layout.pp, num_same, layout.ep).transpose(1, 2)
+    return columns.reshape(layout.pp * layout.ep, num_same // num_shards, num_shards)
+
+
+def _stage_grid(layout: Layout) -> torch.Tensor:
+    """The ranks of each pipeline stage, in order."""
+    names = list(reversed(layout.order))
+    return rank_grid(layout).movedim(names.index("pp"), 0).reshape(layout.pp, -1).sort(dim=1).values

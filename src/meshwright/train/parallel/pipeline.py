@@ -21,8 +21,10 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
+from meshwright.train.kernels.grouped import GroupedLinear
 from meshwright.train.kernels.linear import Linear, PutOff
-from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.model.attention import Context
+from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.mesh import Mesh
 
 KINDS = ("forward", "backward", "weight gradients")
@@ -149,15 +151,19 @@ class Stage:
         self.mesh, self.chunks, self.shape, self.dtype = mesh, chunks, shape, dtype
         self.index, self.num_stages = mesh.pp.index, layout.pp
         # Without a pipeline, postponing gradients gains nothing.
-        name = layout.schedule if layout.pp > 1 else "interleaved"
-        schedule = schedule_named(name, layout.pp, layout.vp, num_micro_batches)
-        self.operations, self.num_coming = operations(schedule, self.index)
+        self.schedule_name = layout.schedule if layout.pp > 1 else "interleaved"
+        self.set_num_micro_batches(num_micro_batches)
         self.put_off = [PutOff() for _ in chunks]
-        if name == "zero-bubble":
+        if self.schedule_name == "zero-bubble":
             for chunk, put_off in zip(chunks, self.put_off, strict=True):
                 for module in chunk.modules():
-                    if isinstance(module, Linear):
+                    if isinstance(module, Linear | GroupedLinear):
                         module.put_off = put_off
+
+    def set_num_micro_batches(self, number: int) -> None:
+        """Set how many micro-batches a step of this replica has; all stages of the replica must do this between the same steps."""
+        schedule = schedule_named(self.schedule_name, self.num_stages, self.mesh.layout.vp, number)
+        self.operations, self.num_coming = operations(schedule, self.index)
 
     def is_first(self, chunk: int) -> bool:
         """Whether a chunk of this stage holds the embedding."""
@@ -206,8 +212,11 @@ class Stage:
                 compute()
 
     @torch.no_grad()
-    def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None]) -> list[Tensor]:
-        """The summed loss of each micro-batch, on the stage that computes it; nothing is kept for a backward pass."""
+    def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None], *, counts_correct: bool = False) -> list[Tensor]:
+        """The summed loss of each micro-batch, on the stage that computes it; nothing is kept for a backward pass.
+
+        With `counts_correct`, each is a pair: the loss, and the tokens that are predicted correctly.
+        """
         losses: list[Tensor] = []
         num_received = len(self.chunks) - self.is_first(0)  # the chunk with the embedding reads tokens, not messages
         coming = {(self.index - 1) % self.num_stages: len(batch) * num_received} if self.num_stages > 1 else {}
@@ -218,7 +227,7 @@ class Stage:
                 self.mesh.marks.do(f"evaluation of micro-batch {number}, chunk {chunk}")
                 turn = number + chunk * len(batch) if self.index > 0 else number + (chunk - 1) * len(batch)
                 x = micro_batch.tokens if self.is_first(chunk) else mail.receive((self.index - 1) % self.num_stages, turn)
-                out = module(x, micro_batch.context, micro_batch.labels)
+                out = module(x, micro_batch.context, micro_batch.labels, counts_correct=counts_correct)
                 if self.is_last(chunk):
                     losses.append(out)
                 else:
@@ -242,7 +251,7 @@ class Flight:
         self.stage, self.batch, self.mail = stage, batch, mail
         self.loss_scale, self.add_gradient, self.before = loss_scale, add_gradient, before
         self.losses: list[Tensor] = []
-        self._held: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge]] = {}
+        self._held: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge | None]] = {}
         self._put_off: dict[tuple[int, int], list[Callable[[], tuple[torch.nn.Parameter, Tensor]]]] = {}
         self._begun: set[int] = set()
 
@@ -260,13 +269,16 @@ class Flight:
         else:
             self.mail.send(operation.sends_to, out.detach())
         # The backward pass begins at the operation that made the output. The output itself is not needed after it was sent.
-        self._held[chunk, operation.micro_batch] = x, out if operation.sends_to is None else get_gradient_edge(out)
+        # There is none where a chunk holds nothing that is trained: frozen embeddings.
+        edge = get_gradient_edge(out) if out.requires_grad else None
+        self._held[chunk, operation.micro_batch] = x, out if operation.sends_to is None else edge
 
     def backward(self, operation: Operation) -> None:
         """Run a chunk backward and send the gradient of its input."""
         x, out = self._held.pop((operation.chunk, operation.micro_batch))
         gradient = None if operation.receives is None else self.mail.receive(*operation.receives)
-        torch.autograd.backward(out, gradient)
+        if out is not None:
+            torch.autograd.backward(out, gradient)
         if operation.sends_to is not None:
             assert x.grad is not None, "what came from another stage asks for its gradient"
             self.mail.send(operation.sends_to, x.grad)

@@ -16,9 +16,14 @@ from torch import Tensor
 
 from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
+from meshwright.train.model.experts import expert_tensors, is_routed
 from meshwright.train.model.transformer import Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.tensor import TABLES, copies_of, cut_dim, num_entries
+
+SUM_BLOCK = 128  # elements that are added up in fp32
+ADOPTED = 0.2  # of a new peak, when the usual one is updated
+SMALLEST_PEAK = 1e-30  # of a bucket without gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +47,28 @@ class Cut:
 Span = tuple[Cut, int, int, int]  # cut, first and last element of its part, start in the flat tensor
 
 
-def cuts_of(chunk: Transformer, axis: Axis) -> dict[str, tuple[Cut, ...]]:
-    """The position in the whole model of each parameter of a chunk that is split over tensor ranks, in order.
+def cuts_of(chunk: Transformer, axis: Axis, experts: Axis) -> dict[str, tuple[Cut, ...]]:
+    """The position in the whole model of each parameter of a chunk that is split over tensor ranks, or over ranks with experts, in order.
 
     A tied head is the table of the embedding under another name.
     """
     tied = {"head.weight": "embed.weight"} if chunk.model.tied_embeddings else {}
-    return {name: tuple(_cuts(tied.get(name, name), p.shape, chunk.model, axis)) for name, p in chunk.named_parameters()}
+    return {
+        name: tuple(
+            _expert_cuts(name, p, chunk.model, experts) if is_routed(name) else _cuts(tied.get(name, name), p.shape, chunk.model, axis)
+        )
+        for name, p in chunk.named_parameters()
+    }
+
+
+def _expert_cuts(name: str, parameter: Tensor, model: Model, axis: Axis) -> Iterator[Cut]:
+    """This rank's experts, one after another, each with its part of every tensor that the parameter holds."""
+    parts = [(tensor, tuple(view.shape)) for tensor, view in expert_tensors(name, parameter, model)]
+    num_held = parts[0][1][0]
+    for expert in range(num_held):
+        for tensor, (_, *shape) in parts:
+            start = (axis.index * num_held + expert, *(0 for _ in shape))
+            yield Cut(name=tensor, shape=(axis.size * num_held, *shape), start=start, local=(1, *shape))
 
 
 def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator[Cut]:
@@ -194,25 +214,43 @@ def squares_of(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def measures_of(gradient: Tensor) -> Tensor:
-    """The sum of squares of a tensor, its sum, and its largest absolute value times the root of its size, in fp64."""
-    size = math.sqrt(gradient.numel())
+    """The sum of squares of a tensor, its sum, and its largest absolute value, in fp64."""
     if _has_kernel(gradient):
         from meshwright.train.kernels.square_kernel import measures
 
-        found = measures([gradient])[0]
-        found[2] *= size
-        return found
+        return measures([gradient])[0]
     low, high = torch.aminmax(gradient)
-    return torch.stack((squares_of([gradient])[0], sum_of(gradient), torch.maximum(high, -low).double() * size))
+    return torch.stack((squares_of([gradient])[0], sum_of(gradient), torch.maximum(high, -low).double()))
+
+
+class UsualPeaks:
+    """The usual size of the largest gradient of each bucket, kept on the device: buckets differ, and each is like itself before."""
+
+    def __init__(self) -> None:
+        self._usual: Tensor | None = None  # logarithms
+
+    def highest(self, peaks: Tensor) -> Tensor:
+        """The highest ratio of a bucket's largest gradient to its usual one."""
+        logs = peaks.clamp(min=SMALLEST_PEAK).log()
+        if self._usual is None or len(self._usual) != len(logs):
+            self._usual = torch.nan_to_num(logs, posinf=0.0)
+        above = logs - self._usual
+        self._usual = self._usual + ADOPTED * torch.nan_to_num(above).clamp(-math.log(2), math.log(2))
+        return above.max().exp()
 
 
 def sum_of(gradient: Tensor) -> Tensor:
-    """The sum of a tensor in fp64, added up in fp32 by blocks: in fp64 torch is six times slower, and this rounding is far below a step."""
+    """The sum of a tensor in fp64. Blocks are added up in fp32, and only their sums in fp64: all in fp64 torch is six times slower.
+
+    One fp32 sum of the whole would round to an epsilon of itself, and the sum of gradients that have a common sign is far above their norm.
+    """
     if _has_kernel(gradient):
         from meshwright.train.kernels.square_kernel import measures
 
         return measures([gradient])[0, 1]
-    return gradient.sum(dtype=torch.float32).double()
+    flat = gradient.flatten()
+    blocks = flat[: len(flat) // SUM_BLOCK * SUM_BLOCK].view(-1, SUM_BLOCK)
+    return blocks.sum(1, dtype=torch.float32).sum(dtype=torch.float64) + flat[blocks.numel() :].sum(dtype=torch.float64)
 
 
 def _has_kernel(tensor: Tensor) -> bool:

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
-from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer, tensors_in
+from meshwright.train.model.attention import Attention, GroupedAttention, LatentAttention
+from meshwright.train.model.experts import is_routed
+from meshwright.train.model.transformer import MLP, Embedding, Head, Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
 SEQUENCE = 1  # of hidden states [B, T, H]
@@ -29,12 +31,19 @@ CUTS = {
     "embed.weight": 0,
     "head.weight": 0,
     **{f"attention.{name}.{kind}": 0 for name in ("qkv", "q", "k", "v") for kind in ("weight", "bias")},
+    **{f"attention.{name}": 0 for name in ("q_up.weight", "kv_up.weight", "sinks")},
     "attention.o.weight": 1,
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
+    # Of a pair of low-rank matrices, the one on the side that the weight is split along.
+    **{f".{name}.lora_b": 0 for name in ("q", "k", "v", "gate", "up")},
+    **{f".{name}.lora_a": 1 for name in ("o", "down")},
+    **{f"mlp.shared.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
+    "mlp.shared.down.weight": 1,
 }
 TABLES = ("embed.weight", "head.weight")
-COPIED = tuple(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias"))  # where ranks outnumber key-value heads
+# Where ranks outnumber key-value heads.
+COPIED = (*(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias")), ".k.lora_b", ".v.lora_b")
 
 
 def cut_dim(name: str) -> int | None:
@@ -68,8 +77,12 @@ def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None
             parameter.data = parameter.data.new_empty(shape)
     for module in chunk.modules():
         if isinstance(module, Attention):
+            for layer in module.gathering():
+                layer.multiply = GatheredProduct(axis, keeps=keeps_inputs)
+        if isinstance(module, GroupedAttention):
             module.heads_per_key //= key_copies
-            module.qkv.multiply = GatheredProduct(axis, keeps=keeps_inputs)
+        elif isinstance(module, LatentAttention):
+            module.enter = gathering(axis)
         elif isinstance(module, MLP):
             module.into.multiply = GatheredProduct(axis, keeps=keeps_inputs)
         if isinstance(module, Attention | MLP):
@@ -77,7 +90,8 @@ def split(chunk: Transformer, axis: Axis, *, keeps_inputs: bool = False) -> None
         elif isinstance(module, Embedding):
             module.look_up, module.share = _VocabularyLookUp(axis), _share(axis)
         elif isinstance(module, Head):
-            module.enter, module.summed_loss = _gather(axis), _VocabularyLoss(axis, chunk.model.vocab_size)
+            module.enter, module.summed_loss = gathering(axis), _VocabularyLoss(axis, chunk.model.vocab_size)
+            module.num_correct = _VocabularyGrade(axis, chunk.model.vocab_size)
 
 
 class GatheredProduct:
@@ -127,7 +141,9 @@ class _GatheredProduct(torch.autograd.Function):
         return leaves(), None, None, None, None
 
 
-def _gather(axis: Axis) -> Callable[[Tensor], Tensor]:
+def gathering(axis: Axis) -> Callable[[Tensor], Tensor]:
+    """A function that gathers the sequence from all ranks."""
+
     def gather(x: Tensor) -> Tensor:
         whole: Tensor = Gather.apply(x, axis, SEQUENCE)
         return whole
@@ -184,6 +200,23 @@ class _VocabularyLoss:
         return loss
 
 
+class _VocabularyGrade:
+    """Tokens whose label has the largest score of all ranks; of equal scores, any counts."""
+
+    def __init__(self, axis: Axis, vocab_size: int) -> None:
+        self.axis, self.vocab_size = axis, vocab_size
+
+    @torch.no_grad()
+    def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        num_here = num_entries(self.vocab_size, weight.shape[0], self.axis)
+        scores = F.linear(hidden, weight).float()
+        scores[..., num_here:] = -torch.inf
+        local, is_here = _localised(labels, weight.shape[0], self.axis)
+        chosen = torch.where(is_here, scores.gather(-1, local[..., None])[..., 0], -torch.inf)
+        both = self.axis.all_reduce(torch.stack((scores.amax(dim=-1), chosen)), op=dist.ReduceOp.MAX)
+        return ((both[0] == both[1]) & (labels != IGNORED_LABEL)).sum()
+
+
 class _CutCrossEntropy(torch.autograd.Function):
     """Ranks exchange the largest logit, the sum of exponentials and the logit of the label; the gradient needs no further exchange.
 
@@ -214,8 +247,12 @@ class _CutCrossEntropy(torch.autograd.Function):
 
 
 def is_partial(name: str) -> bool:
-    """Whether each tensor-parallel rank has the gradient of only its part of the sequence: parameters between blocks (norms, biases)."""
-    return cut_dim(name) is None
+    """Whether each tensor-parallel rank has only its part of the gradient of a parameter that is whole on all of them.
+
+    Norms and biases between blocks see a part of the sequence; the whole half of a low-rank pair sees a part of the matrix beside it.
+    Gradients of routed experts are added up over all ranks that hold the same of them, which tensor-parallel ranks are among.
+    """
+    return cut_dim(name) is None and not is_routed(name)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:

@@ -124,6 +124,7 @@ def gone_ranks(place: Place, wait_s: float = SILENT_S) -> list[int]:
     hosts it has gone.
     """
     try:
+        place.store.check([NOTICED])  # a new connection to a process that has gone would be tried for a minute
         reports = place.control.apart("watch", STORE_TIMEOUT_S)
         before = _beats(reports, place.num_ranks)
         time.sleep(wait_s)

@@ -22,23 +22,26 @@ from meshwright.ledger import Budget, amount
 from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
+from meshwright.train.health.idle_experts import DeadExperts
 from meshwright.train.health.spikes import Peak, Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.incidents import Incident
 from meshwright.train.job import TrainingJob
 from meshwright.train.membership import EVENT as MEMBERSHIP
+from meshwright.train.parallel.balance import Routing
 from meshwright.train.record import measured
 from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
 from meshwright.train.record.screen import Screen
 from meshwright.train.record.tracer import TRACES, Overlap
-from meshwright.train.sums import StepResult
+from meshwright.train.sums import Graded, StepResult
 from meshwright.units import per_cent, seconds
 
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
 PLAIN_S = 10.0  # between two lines where there is no terminal
 RECENT = 20  # steps over which the step time is averaged
+MOST_LOADS = 1024  # loads of experts that are recorded per step, on average
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of the kernel's number for resident memory
 
 
@@ -72,6 +75,7 @@ class Step:
     rate: float  # learning rate
     exchange: measured.Exchange
     ended_s: float = math.nan  # by the monotonic clock
+    routing: tuple[Routing, ...] = ()  # of layers with experts
 
 
 class Logbook:
@@ -90,6 +94,7 @@ class Logbook:
         self._begun_s = time.monotonic()
         self.stragglers = Stragglers(measured.groups_of(job.layout)) if writer else None
         self.rank_times = RankTimes(writer.folder) if writer else None
+        self._share = np.ones(job.plan.layout.num_ranks)  # micro-batches of each rank, divided by the mean
 
     def block_start(self, progress: Counts) -> None:
         """Training begins, or continues after an evaluation."""
@@ -119,7 +124,7 @@ class Logbook:
         self.writer.step(self._record(done, parts_s))
         self.log.step(done.step, done.samples, done.result.loss, done.step_s, done.rate)
         self.rank_times.update(done.step, measured.busy_s(everyones))
-        for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
+        for found in self.stragglers.update(done.step, measured.busy_s(everyones) / self._share):
             self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, message=str(found))
             self.live.say(str(found))
         self.live.step(done, done.result.loss, done.step_s, parts_s)
@@ -140,8 +145,10 @@ class Logbook:
                 "recording_s": self.recording_s,
                 "peak_memory_bytes": peak_memory_bytes(),
                 **({} if drawn_j is None else {"energy_j": drawn_j}),
+                **of_routing(done.routing),
                 **({"memory_copy_s": self.copying_s} if self.copying_s else {}),
             },
+            expert_loads=loads_over_mean(done.routing) if keeps_loads(done.step, done.routing) else (),
         )
 
     def evaluation_start(self, progress: Counts) -> None:
@@ -149,12 +156,14 @@ class Logbook:
         self.log.block_stop(progress.samples, progress.step)
         self.log.evaluation_start(progress.samples, progress.step)
 
-    def evaluation(self, progress: Counts, loss: float, num_tokens: int, took_s: float) -> None:
+    def evaluation(self, progress: Counts, graded: Graded, took_s: float) -> None:
         """Record an evaluation."""
+        loss = graded.mean_loss
         self.log.evaluation(progress.samples, progress.step, loss)
-        self.event("evaluation", progress, loss=loss, num_tokens=num_tokens, seconds=took_s, samples=progress.samples)
+        more = {} if graded.accuracy is None else {"token_accuracy": graded.accuracy}
+        self.event("evaluation", progress, loss=loss, num_tokens=graded.num_tokens, seconds=took_s, samples=progress.samples, **more)
         if self.live:
-            self.live.evaluation(progress, loss)
+            self.live.evaluation(progress, loss, graded.accuracy)
 
     def overlap(self, progress: Counts, found: Overlap) -> None:
         """Record how much communication of the traced steps ran behind compute."""
@@ -184,14 +193,40 @@ class Logbook:
         if self.live:
             self.live.say(message)
 
+    def replay(self, before: Counts, outcome: str, reason: str, ranks: Sequence[int], lost_s: float, message: str, **more: Any) -> None:
+        """Record that a step was done again: `sound` the second time, the `same` again, or its samples `skipped`."""
+        detail = {"outcome": outcome, "reason": reason, "ranks": list(ranks), "lost_s": lost_s, **self._usd(lost_s), **more}
+        self.event("replay", before, **detail, message=message)
+        self.say(message)
+
+    def rebalanced(self, progress: Counts, deal: Sequence[int], ranks: Sequence[int]) -> None:
+        """Record that replicas have different numbers of micro-batches from the next step on."""
+        layout = self.job.plan.layout
+        shares = [deal[layout.coordinate(rank)["dp"]] for rank in range(layout.num_ranks)]
+        self._share = np.array(shares) / (sum(deal) / len(deal))
+        why = f"because rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {'are' if len(ranks) > 1 else 'is'} slow"
+        message = (
+            f"micro-batches by replica from step {progress.step + 1} on: {', '.join(map(str, deal))}, {why if ranks else 'as planned'}"
+        )
+        self.event("rebalanced", progress, deal=list(deal), ranks=list(ranks), message=message)
+        self.say(message)
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        if self.live:
+            self.live.say(text)
+
+    def _usd(self, cost_s: float) -> dict[str, str]:
+        """What so many seconds of all ranks cost, if the price is known."""
+        rate = self.job.rate
+        return {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.layout.num_ranks * cost_s / 3600:.6f}"}
+
     def _incident(self, done: Step, incident: Incident) -> None:
         """Record that the run goes on after a fault, and what the fault cost until the end of this step."""
         num_lost, lost_s = incident.lost(self._begun_step)
         down_s = done.ended_s - done.step_s - incident.noticed_s
         action = incident.action or f"restarted from step {self._begun_step}"
         cost_s = incident.silent_s + down_s + lost_s
-        rate = self.job.rate
-        usd = {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.layout.num_ranks * cost_s / 3600:.6f}"}
         words = f"{incident.message}; {action}, {num_lost} steps are done again, {seconds(cost_s)} lost"
         detail: dict[str, Any] = {
             "number": incident.number,
@@ -205,7 +240,7 @@ class Logbook:
             "noticed_after_s": incident.silent_s,
             "down_s": down_s,
             "lost_s": lost_s,
-            **usd,
+            **self._usd(cost_s),
         }
         self.event("incident", done, **detail, message=words)
         if self.live:
@@ -214,6 +249,12 @@ class Logbook:
     def peak(self, progress: Counts, found: Peak) -> None:
         """Record that one gradient of the current step is far larger than usual."""
         self.event("gradient_peak", progress, rank=found.rank, size=found.size, usual_size=found.usual, message=str(found))
+        if self.live:
+            self.live.say(str(found))
+
+    def dead_experts(self, progress: Counts, found: DeadExperts) -> None:
+        """Record that experts have had no token for many steps."""
+        self.event("dead_experts", progress, layer=found.layer, experts=list(found.experts), message=str(found))
         if self.live:
             self.live.say(str(found))
 
@@ -296,6 +337,32 @@ def of_step(everyones: NDArray[np.float64], layout: Layout, step_s: float) -> di
     return {part: value * step_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
 
 
+def of_routing(routing: Sequence[Routing]) -> dict[str, float]:
+    """What the routers of a step did, in a few numbers: means over layers, the busiest expert of all, visits that were dropped."""
+    if not routing:
+        return {}
+    count = len(routing)
+    return {
+        "expert_peak": max(one.peak for one in routing),
+        "expert_peak_mean": sum(one.peak for one in routing) / count,
+        "balance_loss": sum(one.auxiliary for one in routing) / count,
+        "router_z": sum(one.z for one in routing) / count,
+        "router_entropy": sum(one.entropy for one in routing) / count,
+        "router_bias_norm": sum(one.bias_norm for one in routing) / count,
+        "num_dropped_visits": sum(one.num_dropped for one in routing),
+    }
+
+
+def keeps_loads(step: int, routing: Sequence[Routing]) -> bool:
+    """Whether the loads of all experts are recorded with this step: with every step, or with fewer where there are many experts."""
+    return bool(routing) and (step - 1) % -(-sum(len(one.loads) for one in routing) // MOST_LOADS) == 0
+
+
+def loads_over_mean(routing: Sequence[Routing]) -> tuple[tuple[float, ...], ...]:
+    """The load of every expert over the mean, in hundredths, by layer."""
+    return tuple(tuple(round(load * len(one.loads) / max(sum(one.loads), 1), 2) for load in one.loads) for one in routing)
+
+
 def progress_stream(job: TrainingJob) -> TextIO:
     """Where progress is printed: standard output, unless that is reserved for the JSON result."""
     return sys.stderr if job.prints_json else sys.stdout
@@ -321,11 +388,12 @@ class LiveLine:
             self._shown_s = now_s
             self._show(self._words(progress, loss))
 
-    def evaluation(self, progress: Counts, loss: float) -> None:
+    def evaluation(self, progress: Counts, loss: float, accuracy: float | None = None) -> None:
         """Show an evaluation."""
+        correct = "" if accuracy is None else f", {per_cent(accuracy)} of tokens correct"
         target = self.job.training.target_loss
         self._last_evaluation = f"valid {loss:.3f}" + (f" (target {target:.2f})" if target else "")
-        self.say(f"step {progress.step}: validation loss {loss:.4f}" + (f", target {target:.4f}" if target else ""))
+        self.say(f"step {progress.step}: validation loss {loss:.4f}{correct}" + (f", target {target:.4f}" if target else ""))
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the progress line."""

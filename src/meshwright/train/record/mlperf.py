@@ -191,6 +191,10 @@ def _setting_lines(benchmark: str, settings: LogSettings) -> Iterator[tuple[str,
     yield "opt_adamw_epsilon", settings.epsilon
     yield "opt_adamw_weight_decay", settings.weight_decay
     yield "opt_gradient_clip_norm", settings.clip_norm
+    if settings.lora_rank:
+        yield "lora_rank", settings.lora_rank
+        yield "lora_alpha", settings.lora_alpha
+        yield "opt_learning_rate_training_steps", settings.max_steps
     yield "tensor_parallelism", settings.tp
     yield "pipeline_parallelism", settings.pp
     yield "context_parallelism", settings.cp

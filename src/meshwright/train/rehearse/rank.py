@@ -65,7 +65,7 @@ class Rehearsed(Replica):
 
     def step(self, batch: Sequence[MicroBatch], learning_rate: float) -> Sums:
         """A whole step, with an update whatever its loss is; on a GPU the scale of the update is computed as in training."""
-        sums = self._launched(batch)
+        sums = self.launched(batch)
         self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted) if self.is_late else 1.0)
         return sums
 
@@ -114,7 +114,9 @@ def stand_of(part: Part, device: torch.device, marks: Boundaries) -> Stand:
     """The rank with first weights and a batch of made-up tokens; a default process group must be there."""
     model, layout = part.model, part.layout
     ends_meet = layout.vp > 1 or model.tied_embeddings
-    mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
+    mesh = make_mesh(
+        layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
+    )
     replica = Rehearsed(part.model, part.workload, mesh, TRAINING)
     replica.fill_weights(fill_piece)
     batch = [made_up_batch(part, mesh)] * replica.num_micro_batches

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from meshwright.doctor.bad_nodes import BadNode, read_bad_nodes, with_failed, write_bad_nodes
 from meshwright.errors import InputError
+from meshwright.record.bad_nodes import BadNode, read_bad_nodes, with_failed, write_bad_nodes
 
 OLD = BadNode(node="node3", date="2026-11-01T08:00:00+00:00", reasons=("disk: slow",))
 NOW = "2026-11-16T08:00:00+00:00"

@@ -1,0 +1,97 @@
+"""A mixture of experts in the place of the MLP: a router, routed experts, and experts that every token visits.
+
+There is no code for parallelism here. `ExpertLayer.visit` is a port: expert parallelism sends tokens to the ranks that hold their experts.
+
+In checkpoints the matrices of all experts of a layer are one tensor: `layers.3.mlp.experts.gate.weight` is [experts, width, hidden], as is
+`up`, and `down` is [experts, hidden, width]; their biases are `layers.3.mlp.experts.gate.bias` [experts, width] and so on. The router is
+`layers.3.mlp.router.weight` [experts, hidden], with `router.bias` or `router.selection_bias` [experts] if it has one. Shared experts
+are one MLP, `layers.3.mlp.shared.gate.weight`. A rank holds gate and up of its experts as one parameter, expert after expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.describe.model import Model
+from meshwright.train.kernels.grouped import GroupedLinear
+from meshwright.train.kernels.layer_functions import Made, gated, value_of
+from meshwright.train.kernels.routes import collected, routes_to, spread
+from meshwright.train.model.router import Choice, TokenRouter
+
+PART = ".mlp.experts."  # in the name of every parameter of routed experts
+SWISH = 1.702  # gpt-oss multiplies the argument of its sigmoid by this
+
+
+def is_routed(name: str) -> bool:
+    """Whether a parameter belongs to routed experts, of which expert parallelism gives each rank some."""
+    return PART in name
+
+
+def expert_tensors(name: str, held: Tensor, model: Model) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a parameter of routed experts holds, each as a view [experts, ...] of its entries."""
+    assert model.experts is not None, "only a mixture of experts has such parameters"
+    before, layer, kind = name.rsplit(".", 2)
+    parts, width = (("gate", "up"), model.experts.hidden) if layer == "gate_up" else ((layer,), model.hidden)
+    views = held.view(-1, len(parts), width, *held.shape[1:]).unbind(1)
+    yield from ((f"{before}.{part}.{kind}", view) for part, view in zip(parts, views, strict=True))
+
+
+class RoutedExperts(nn.Module):
+    """The experts of a layer that a rank holds, each a gated MLP."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        experts = model.experts
+        assert experts is not None, "a model without experts has none to build"
+        self.limit = experts.activation_limit
+        self.gate_up = GroupedLinear(experts.num_experts, model.hidden, 2 * experts.hidden, bias=model.biases)
+        self.down = GroupedLinear(experts.num_experts, experts.hidden, model.hidden, bias=model.biases)
+
+    @property
+    def num_held(self) -> int:
+        """Number of experts that are here."""
+        return self.down.weight.shape[0] // self.down.num_out
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """The outputs of the experts, from rows that are sorted by expert."""
+        wide = self.gate_up(rows, counts)
+        made: Tensor = self.down(clamped(wide, self.limit) if self.limit else gated(wide), counts)
+        return made
+
+
+def clamped(gate_up: Tensor, limit: float) -> Tensor:
+    """The gate of gpt-oss: gate and input are clamped, and the input has one added to it."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * SWISH))
+
+
+def visited(rows: Tensor, choice: Choice, experts: RoutedExperts, num_visits: int | None = None) -> Tensor:
+    """For every row the weighted sum of what its experts here make of it."""
+    routes = routes_to(choice.experts, experts.num_held, num_visits)
+    return collected(experts(spread(rows, routes), routes.counts), routes, choice.weights)
+
+
+def visit(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:
+    """The same where all experts are here."""
+    return visited(rows, choice, experts)
+
+
+class ExpertLayer(nn.Module):
+    """The feed-forward half of a block whose tokens visit experts."""
+
+    def __init__(self, model: Model, shared: nn.Module | None) -> None:
+        super().__init__()
+        assert model.experts is not None, "a model without experts has an MLP here"
+        self.router = TokenRouter(model.hidden, model.experts)
+        self.experts = RoutedExperts(model)
+        self.shared = shared
+        self.visit: Callable[[Tensor, Choice, RoutedExperts], Tensor] = visit
+
+    def forward(self, x: Tensor | Made) -> Tensor:
+        rows = value_of(x)
+        made = self.visit(rows.flatten(0, 1), self.router(rows), self.experts).view_as(rows)
+        return made if self.shared is None else made + self.shared(x)
