@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from layout_cases import KINDS, ORDERS, RECOMPUTES, SCHEDULES, ZEROS, factorisations
-from parity import LLAMA, TRAINING, WORKLOAD
+from parity import ATTENTIONS, LLAMA, TRAINING, WORKLOAD
 
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.router import Balance, Router
@@ -34,6 +34,14 @@ GPT_OSS = replace(
     experts=Experts(num_experts=8, num_active=4, hidden=16, activation_limit=1.0, router=Router(chooses_first=True, has_bias=True)),
 )
 MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "gpt-oss": GPT_OSS}
+# The same experts with the attention of their families: the name begins with the mixture.
+WHOLE = {
+    "deepseek with latent attention": replace(ATTENTIONS["latent"], name="whole-deepseek", experts=DEEPSEEK.experts),
+    "gpt-oss with sinks and windows": replace(
+        ATTENTIONS["gpt-oss"], name="whole-gpt-oss", biases=True, attention_biases=False, experts=GPT_OSS.experts
+    ),
+    "mixtral with norms of heads": replace(ATTENTIONS["qwen3"], name="whole-qwen3", experts=MIXTRAL.experts),
+}
 # Rates are large enough to change choices within a few steps.
 TRAININGS = {
     "mixtral": replace(TRAINING, balance=Balance(auxiliary=0.1, z=0.01)),
@@ -55,7 +63,7 @@ class Case:
     @property
     def shapes(self) -> Model:
         """The model, with as many layers as the pipeline needs."""
-        model = MODELS[self.model]
+        model = WHOLE[self.model] if self.model in WHOLE else MODELS[self.model]
         return replace(model, num_layers=8) if self.layout.pp * self.layout.vp > 6 else model
 
     @property
@@ -66,7 +74,7 @@ class Case:
     @property
     def training(self) -> Training:
         """How it is trained, with the balance of its family."""
-        return TRAININGS[self.model]
+        return TRAININGS[self.model.partition(" ")[0]]
 
     def __str__(self) -> str:
         layout = self.layout
@@ -107,6 +115,9 @@ COVERING = [
     case("ep=4,dp=2,tp=2,mbs=4,zero=1", "gpt-oss"),
     case("ep=2,cp=2,tp=2,mbs=4,zero=3,cp_kind=all-gather,recompute=selective", "deepseek"),
     case("tp=2,mbs=4,zero=1", "mixtral"),
+    case("ep=2,tp=2,mbs=4", "deepseek with latent attention"),
+    case("ep=2,cp=2,mbs=4,cp_kind=ring", "gpt-oss with sinks and windows"),
+    case("ep=2,dp=2,mbs=2,zero=3,recompute=full", "mixtral with norms of heads"),
     case("ep=2,pp=2,dp=2,mbs=2,schedule=zero-bubble,zero=1", "mixtral"),
     case("ep=2,pp=2,vp=2,tp=2,mbs=2,schedule=interleaved,recompute=full,order=pp-dp-cp-tp", "deepseek"),
     case("ep=2,dp=2,cp=2,mbs=2,zero=3,zero_ranks=2,cp_kind=ring", "gpt-oss"),
