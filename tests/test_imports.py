@@ -31,7 +31,7 @@ ARROW = (
     ("predict.inputs",),
     ("job",),
     ("predict.profile_choice", "predict.recompute"),
-    ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality"),
+    ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality", "predict.mechanisms"),
     ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),
     ("layout",),
@@ -46,10 +46,11 @@ LEVEL = {part: level for level, parts in enumerate(ARROW) for part in parts}
 APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator"), ("train", "say")}  # what passes between them is a file
 # Rooms of the trainer, from the outside in, as above.
 ROOMS = (
+    ("generations",),
     ("session",),
-    ("loop", "checks", "measure", "rehearse"),
+    ("loop", "checks", "measure", "rehearse", "paced"),
     ("replay", "feed"),
-    ("record", "saves", "meeting", "agreement"),
+    ("record", "saves", "meeting", "agreement", "elastic"),
     ("launch",),
     ("health", "interop"),
     ("replica", "job"),
@@ -59,7 +60,7 @@ ROOMS = (
     ("kernels",),
     ("material",),
     ("tuning",),
-    ("data", "checkpoint", "benchmark", "folders", "shared_gpu", "incidents"),
+    ("data", "checkpoint", "benchmark", "folders", "shared_gpu", "incidents", "membership"),
     ("sealed",),
 )
 # Values that a notebook user calls methods on: each of these forwards to the function above it, inside the method.

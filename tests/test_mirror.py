@@ -12,6 +12,7 @@ SOURCE = TESTS.parent / "src" / "meshwright"
 # Files that test a whole and not one module, each with what that whole is.
 OF_A_WHOLE = {
     "benchmarks/test_doctor.py": "a script of benchmarks/, which is no part of the package",
+    "benchmarks/test_faults.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_h200.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_rehearse.py": "a script of benchmarks/, which is no part of the package",
     "cli/test_damaged_files.py": "every command that reads a file, each with damaged files",
@@ -39,6 +40,7 @@ OF_A_WHOLE = {
     "train/test_adapters_parity.py": "adapters: the same loss for every layout, against one process",
     "train/test_tuning_parity.py": "samples of conversations: the same loss packed or not, and for every division of a batch",
     "train/test_end_to_end.py": "whole training runs, as a user starts them",
+    "train/test_expert_parity.py": "the same loss and loads for every layout of a mixture of experts, against the serial definition",
     "train/test_overlap.py": "communication that runs beside compute, on real ranks",
     "train/test_parity.py": "the same loss for every layout, against the serial definition",
     "train/test_ranks.py": "tests/train/ranks.py, by which tests run several ranks",

@@ -6,6 +6,7 @@ The cases are found by walking the command line: a command with `--json` and wit
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from meshwright.cli.main import app, main
 from meshwright.evidence import accuracy_page, refit
 from meshwright.lab.cluster import write_description
 from meshwright.lab.description import Lab
+from meshwright.record.entries import Event
+from meshwright.record.lock import RunLock
+from meshwright.record.writer import append_event
 from meshwright.say.vocabulary import problems, vocabulary
 from meshwright.simulator import logs
 
@@ -84,6 +88,7 @@ CASES = (
     Case("generation", "generate {dir}/runs/trained --prompt a --tokens 3"),
     Case("tuning-samples", "tune {dir}/runs/trained --show 1"),
     Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
+    Case("scale", "scale {dir}/runs/elastic --dp 2"),
     Case("measurement", "measure"),
     Case("rehearsal", "rehearse {dir}/small.json --steps 1"),
     Case("doctor", "doctor"),
@@ -99,6 +104,8 @@ CASES = (
     Case("lab", "lab status"),
     Case("lab", "lab link rack0 --rate 50mbit"),
     Case("lab", "lab host r0h1 --down"),
+    Case("lab-scaling", "lab scaling"),
+    Case("lab-faults", "lab faults"),
     Case("lab-removed", "lab down"),
     Case("mapping", "lab mapping {dir}/lab-plan.json --dry-run"),
     Case("logs", f"audit log {FIXTURES / 'llama31_8b_h200.log'} {LOG}"),
@@ -122,7 +129,7 @@ def has_json(command: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Plans, runs, a corpus and a table; the JSON that training the run printed is in trained.json."""
     found = tmp_path_factory.mktemp("json")
     Small(corpus=make_corpus(found / "made")).plan_file(found / "small.json", "dp=1")
@@ -150,7 +157,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": at, "dur": length} for name, stream, at, length in kernels
     ]
     (found / "trace.json").write_text(json.dumps({"traceEvents": events}))
-    return found
+    elastic = shutil.copytree(found / "runs" / "trained", found / "runs" / "elastic")
+    append_event(elastic, Event(time_s=0.0, kind="membership", step=0, detail={"from_step": 1, "dp": 1}))
+    with RunLock.take(elastic):  # as the process does that trains it
+        yield found
 
 
 def filled(case: Case, folder: Path) -> list[str]:
@@ -180,7 +190,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _pretend_labs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A lab whose commands are not run: making one needs root. Before `lab up` none is there."""
-    from meshwright.lab import nodes, state, system
+    from meshwright.lab import nodes, paced, state, system, trials
     from meshwright.lab.description import Lab
 
     kept = folder / "lab"
@@ -189,6 +199,8 @@ def _pretend_labs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(state, "up", lambda lab: state.State(lab=lab))
     monkeypatch.setattr(state, "read_state", lambda name: state.State(lab=Lab(name=name, has_ssh=True)))
     monkeypatch.setattr(nodes, "stop_host", lambda lab, host: 0)
+    steps = paced.Steps(step_s=tuple([0.5] * 32))
+    monkeypatch.setattr(trials, "run_paced", lambda *_: steps)
     monkeypatch.setattr(state, "change_link", lambda made, *_, **__: made)
     monkeypatch.setattr(state, "down", lambda name: state.Removed(7, 0))
     monkeypatch.setattr(state, "description_path", lambda name: kept / f"{name}.toml")

@@ -16,6 +16,7 @@ from meshwright.doctor.gather import Network, alone, gather
 from meshwright.doctor.node import Here, Sources
 from meshwright.doctor.reading import Gathered, gathered_of
 from meshwright.train.launch import Place
+from meshwright.train.sealed import Forged
 
 NOBODY = Expected(words="no description")
 HERE = Here(node="node0")
@@ -68,10 +69,20 @@ def test_a_rank_that_never_answers_is_named(monkeypatch):
     monkeypatch.setattr(module, "GOODBYE_S", 0.1)
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=10))
-    store.set("doctor/node/1", "node7")
+    place = Place(rank=0, num_ranks=2, local_rank=0, num_local_ranks=1, store=store, secret=b"the secret of this job")
+    place.control.set("doctor/node/1", "node7")
     started_s = time.monotonic()
-    place = Place(rank=0, num_ranks=2, local_rank=0, num_local_ranks=1, store=store)
     found = gather(place, HERE, quick(), Network(), lambda what: None)
     assert found is not None and found.silent == {1: "node7"} and found.pairs_failed == "not all ranks gave a reading"
     assert ("node7",) in [one.nodes for one in findings_of(found, NOBODY) if one.level == FAIL]
-    assert store.get("doctor/pairs") == b"none" and time.monotonic() - started_s < 30.0
+    assert place.control.get("doctor/pairs") == b"none" and time.monotonic() - started_s < 30.0
+
+
+def test_a_reading_of_somebody_without_the_secret_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "GOODBYE_S", 0.1)
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=10))
+    store.set("doctor/reading/1", "{}")
+    place = Place(rank=0, num_ranks=2, local_rank=0, num_local_ranks=1, store=store, secret=b"the secret of this job")
+    with pytest.raises(Forged, match="written by a process that does not have the secret"):
+        gather(place, HERE, quick(), Network(), lambda what: None)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,22 @@ def test_a_job_that_never_starts_is_given_up_and_cancelled(lab, tmp_path):
     assert done.returncode == 2 and "the job did not start within 2 s, and was cancelled" in done.stderr
     assert lab.on_login("squeue", "--noheader", "--format=%i").stdout.split() == [held.stdout.strip()]
     lab.on_login("scancel", held.stdout.strip())
+
+
+def test_a_job_that_is_cancelled_from_outside_is_said_to_be(lab, tmp_path):
+    plan = planned(lab, tmp_path, "dp=2,mbs=1", "--gpus", "2")
+    with ThreadPoolExecutor(1) as pool:
+        words = ("--on", "slurm", "--name", "gone", "--follow")
+        following = pool.submit(lab.launch, plan, *words, options=["--steps", "2000"])
+        until_s = time.monotonic() + 90
+        running: list[str] = []
+        while not running and time.monotonic() < until_s:
+            time.sleep(0.5)
+            running = lab.on_login("squeue", "--noheader", "--states=RUNNING", "--format=%i").stdout.split()
+        time.sleep(3)  # so that the job is seen to run
+        lab.on_login("scancel", *running)
+        done = following.result()
+    assert done.returncode == 1 and "the job was cancelled from outside" in done.stderr
 
 
 @pytest.mark.long

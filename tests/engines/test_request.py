@@ -18,8 +18,10 @@ def test_torchrun_starts_the_ranks_of_a_node(request_of):
     request = request_of(runs=Path("/a b"))
     command = request.torchrun("p.json", "/j/secret", num_nodes=2, num_local=4, node="$N", address="$A", port=1)
     assert command.startswith(
-        "python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --node-rank=$N --master-addr=$A --master-port=1"
+        "python3 -m torch.distributed.run --nnodes=2 --nproc-per-node=4 --max-restarts=3 --node-rank=$N --master-addr=$A --master-port=1"
     )
+    once = request_of(site=Site(restarts=0)).torchrun("p.json", "", num_nodes=1, num_local=1, node="0", address="a", port=1)
+    assert "--max-restarts" not in once
     assert "--runs '/a b'" in command and "--secret /j/secret" in command
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from meshwright.engines.site import Site
-from meshwright.engines.slurm_files import batch_script, sbatch_options, slurm_files
+from meshwright.engines.slurm_files import _attempts, batch_script, sbatch_options, slurm_files
 from meshwright.errors import InputError
 
 
@@ -84,3 +87,24 @@ def test_the_script_places_ranks_before_it_starts_them(request_of):
 def test_the_first_rank_is_met_on_the_network_of_the_site(request_of):
     assert "ip -4 -o addr show dev eth0" in batch_script(request_of(site=Site(network_interface="eth0")))
     assert "MASTER_ADDR=$first" in batch_script(request_of())
+
+
+@pytest.mark.parametrize("refuses, restarts, code, starts", [(False, 2, 1, 3), (True, 2, 1, 1), (False, 0, 1, 1)])
+def test_ranks_are_started_again_unless_their_input_is_wrong(tmp_path, refuses, restarts, code, starts):
+    command = f"{{ echo x >> {tmp_path}/starts; {'touch $REFUSED;' if refuses else ''} false; }}"
+    script = "\n".join(["set -euo pipefail", f"REFUSED={tmp_path}/refused", *_attempts(restarts, command)])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.returncode == code and (tmp_path / "starts").read_text().count("x") == starts
+
+
+def test_a_rank_is_told_to_stop_and_its_exit_status_is_kept(request_of):
+    script = batch_script(request_of())
+    wrapped = script.partition("bash -c '")[2].partition("' rank")[0].replace('$(grep -cx "$SLURMD_NODENAME" "$SLURM_HOSTFILE")', "1")
+    rank = "import signal,sys,time\nsignal.signal(15, lambda *_: sys.exit(75))\nprint('up', flush=True)\ntime.sleep(30)"
+    names = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "REFUSED": "/nowhere"}
+    words = ["bash", "-c", wrapped, "rank", sys.executable, "-c", rank]
+    task = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, **names}, process_group=0)
+    assert task.stdout is not None and task.stdout.readline() == "up\n"
+    os.killpg(task.pid, signal.SIGTERM)
+    with task.stdout:
+        assert task.wait(20) == 75

@@ -55,7 +55,7 @@ def test_two_of_the_peers_seven_runs_are_not_in_our_files() -> None:
 
 def test_every_assumption_has_a_reason_and_is_restored_after_being_tried() -> None:
     reasons = software.ASSUMED
-    assert {"MATMUL_CEILING", "TP_HIDDEN", "STEP_S"} <= set(reasons)
+    assert {"MATMUL_CEILING", "COLLECTIVE_S", "STEP_S"} <= set(reasons)
     assert all(one.meaning and one.reason for one in reasons.values())
     before = {name: repr(getattr(software, name)) for name in reasons}
     for name in reasons:

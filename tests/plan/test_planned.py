@@ -10,7 +10,7 @@ import pytest
 from meshwright.describe.load import load_workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.plan.noise import run_noise
+from meshwright.plan.noise import plan_noise
 from meshwright.plan.objective import Aim
 from meshwright.plan.planned import Comparison, Planned, Spares, plan_job, planned
 from meshwright.plan.sizes import Ask
@@ -27,7 +27,7 @@ def small() -> Planned:
 def test_the_best_comes_first_and_is_the_plan() -> None:
     found = small()
     steps = [one.step_s for one in found.forecasts]
-    assert len(steps) == 3 and max(steps) <= min(steps) * (1 + run_noise()) and found.forecast is found.forecasts[0]  # equals
+    assert len(steps) == 3 and max(steps) <= min(steps) * (1 + plan_noise()) and found.forecast is found.forecasts[0]  # equals
     assert found.plan.layout == found.forecast.layout and found.plan.step_s == found.forecast.step_s
     assert found.search_s > 0 and str(found).startswith(f"best of {found.best.found.num_layouts:,} layouts by time: ")
     assert repr(found) == f"Planned({found})"

@@ -26,6 +26,7 @@ PLAIN = Constants(
     layer_s=1e-4,
     eager_layer_s=0.0,
     eager_chunk_s=0.0,
+    tp_hidden=0.9,
     fabric_efficiency=1.0,
     hashed_efficiency=1.0,
     round_s=0.0,

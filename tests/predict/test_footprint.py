@@ -144,6 +144,18 @@ def test_context_ranks_split_activations_and_share_the_optimizer():
     np.testing.assert_allclose(two.weights, one.weights)
 
 
+def test_the_busiest_expert_rank_needs_room_for_its_tokens():
+    """By hand: of seven layers with experts, half as many tokens again at two routed experts, in bf16: input, gate, up, their product."""
+    rows = Layouts.of([Layout(dp=8, ep=8), Layout(dp=8, ep=1), Layout(dp=8, ep=8, recompute="full")])
+    even, uneven = (footprint(MIXED, replace(WORKLOAD, expert_imbalance=share), rows) for share in (1.0, 1.5))
+    more = (uneven.activations - even.activations)[0]
+    assert more[0] == pytest.approx(0.5 * 7 * 2048 * 2 * 2 * (512 + 3 * 512))
+    assert more[1] == 0  # every rank has all experts
+    assert more[2] == 0 and uneven.peak_bytes[2] >= even.peak_bytes[2]  # only inputs are kept, and rebuilt layers are larger
+    all_tokens = footprint(MIXED, replace(WORKLOAD, expert_imbalance=100.0), rows)
+    assert (all_tokens.activations - even.activations)[0, 0] == pytest.approx(14 * more[0])  # no rank gets more than all of them
+
+
 def test_experts_are_split_over_expert_ranks_and_their_optimizer_over_the_rest():
     one, four = (footprint(MIXED, WORKLOAD, Layouts.of([Layout(dp=4, ep=ep)])) for ep in (1, 4))
     routed = 7 * 16 * MIXED.expert_parameters

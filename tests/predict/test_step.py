@@ -266,7 +266,7 @@ def node(gb_per_s: float, num_accelerators: int = 8) -> Cluster:
 
 def test_products_hide_tensor_traffic_within_a_node():
     exposed_s, whole_s = exposed_and_whole(on(node(450), OVERLAPPED), "tp")
-    assert exposed_s == pytest.approx((1 - sw.TP_HIDDEN) * whole_s)
+    assert exposed_s == pytest.approx((1 - CONSTANTS.tp_hidden) * whole_s)
 
 
 @given(
@@ -280,7 +280,7 @@ def test_no_layer_is_shorter_than_its_tensor_traffic(gb_per_s, tp, model):
     layer, whole_s = hidden.pricer.layer(), hidden.pricer.tensor_s()
     for way in (0, 1):
         assert layer.exposed_tp[way] + layer.matmul[way] >= whole_s * (1 - 1e-12)
-        assert (1 - sw.TP_HIDDEN) * whole_s * (1 - 1e-12) <= layer.exposed_tp[way] <= whole_s
+        assert (1 - CONSTANTS.tp_hidden) * whole_s * (1 - 1e-12) <= layer.exposed_tp[way] <= whole_s
     assert hidden.step_s <= plain.step_s
     assert hidden.step_s >= hidden.carried().seconds["tp"]
 
@@ -292,7 +292,32 @@ def test_no_tensor_traffic_hides_across_a_network():
     assert exposed_s == whole_s > 0
     assert on(H100.resized(16), layout).step_s == on(H100.resized(16), replace(layout, overlap_tp=False)).step_s
     exposed_s, whole_s = exposed_and_whole(on(H100.resized(16), replace(layout, order=("tp", "cp", "pp", "dp"))), "tp")
-    assert exposed_s == pytest.approx((1 - sw.TP_HIDDEN) * whole_s)
+    assert exposed_s == pytest.approx((1 - CONSTANTS.tp_hidden) * whole_s)
+
+
+def test_without_graphs_a_message_is_exposed_where_tensor_traffic_overlaps():
+    """One hardware queue for all launches: kernels wait behind a message. A CUDA graph needs no such queue."""
+    layout = Layout(tp=2, pp=4, dp=2, overlap_tp=True)
+    exposed = {
+        (graphs, overlap): exposed_and_whole(on(H100.resized(16), replace(layout, cuda_graphs=graphs, overlap_tp=overlap)), "pp")
+        for graphs in (False, True)
+        for overlap in (False, True)
+    }
+    assert all(shown_s < whole_s / 2 for key, (shown_s, whole_s) in exposed.items() if key != (False, True))
+    shown_s, whole_s = exposed[False, True]
+    assert shown_s == pytest.approx(whole_s)
+
+
+def test_a_hashed_fabric_slows_messages_by_the_share_of_time_in_use():
+    """Flows collide while several are on their way: messages between stages are too rare for what rings between replicas suffer."""
+    layout = Layout(pp=4, dp=4, order=("tp", "cp", "dp", "pp"))
+    fabric = H100.tiers[-1]
+    steps = {}
+    for routing in ("adaptive", "hashed"):
+        machine = replace(H100.resized(16), tiers=(*H100.resized(16).tiers[:-1], replace(fabric, num_accelerators=16, routing=routing)))
+        steps[routing] = on(machine, layout)
+    slower = float(steps["hashed"].message_s[0] / steps["adaptive"].message_s[0])
+    assert 1 < slower < 1 / CONSTANTS.hashed_efficiency
 
 
 def test_a_rack_of_several_nodes_is_one_domain():

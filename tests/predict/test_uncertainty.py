@@ -149,7 +149,7 @@ def test_the_carried_runs_call_a_million_accelerators_and_a_toy_far() -> None:
 def test_a_release_nobody_measured_does_not_hide_what_else_is_missing() -> None:
     stack = fitted_values().software("v9.9")
     note = asked("v9.9", workload=replace(WORKLOAD, precision="bf16")).note
-    assert note == "no large dense models in MLPerf rounds measured with gb200 bf16 v6.0"
+    assert note == "large dense models in MLPerf rounds were measured, but not with gb200 bf16 v6.0"
     assert stack.note not in note and stack.note != asked("v9.9").note
 
 
@@ -163,7 +163,8 @@ def test_every_printed_figure_is_the_middle_of_its_interval(release: str) -> Non
 def test_asking_for_unknown_software_gives_the_interval_that_a_table_of_such_software_gets() -> None:
     asked, row = (interval(Job("llama-3.1-70b", "dgx-h100-superpod", "pretrain-1t", one)) for one in (software("unknown"), UNNAMED))
     assert (asked.low, asked.high, asked.num_runs, asked.distance) == (row.low, row.high, row.num_runs, "far")
-    assert asked.note == "" and row.note == "no factor was fitted for sparrow-2 or software of its kind"
+    wide = "the interval is as wide as that of fsdp, which this software may be"
+    assert asked.note == wide and row.note == f"no factor was fitted for sparrow-2 or software of its kind; {wide}"
 
 
 def test_unknown_software_is_as_far_off_as_known_ones_were_when_unknown_each_counted_once() -> None:
@@ -194,6 +195,29 @@ def test_ordinary_software_is_compared_with_its_own_class() -> None:
     assert found.distance == "measured" and "fsdp" in found.kin and 0.8 < found.low < 1.0 < found.high < 1.4
     ours = asked("meshwright", model=model, cluster=cluster, workload=replace(WORKLOAD, precision="bf16", seq_len=2048, global_batch=64))
     assert ours.distance == "far" and ours.high / ours.low > found.high / found.low  # runs of one GPU alone say little about eight
+
+
+CLASSES = ("megatron", "torchtitan", "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "size"),
+    [("llama-3.1-8b", "dgx-h100-superpod", 64), ("llama-3.1-405b", "gb200-nvl72-ndr", 65536), ("deepseek-v3", "gb300-nvl72-xdr", 256)],
+)
+def test_no_class_has_a_wider_interval_than_unknown_software(model: str, cluster: str, size: int) -> None:
+    job = Job(load_model(model), load_cluster(cluster).resized(size), load_workload("pretrain-1t"))
+    unknown = interval(replace(job, software=software("unknown")))
+    for name in CLASSES:
+        known = interval(replace(job, software=software(name)))
+        assert known.low >= unknown.low - 1e-12 and known.high <= unknown.high + 1e-12
+
+
+def test_experts_in_software_that_ran_none_are_far() -> None:
+    job = Job(load_model("deepseek-v3"), load_cluster("gb300-nvl72-xdr").resized(256), load_workload("pretrain-1t"))
+    found = {name: interval(replace(job, software=software(name))) for name in ("v5.1", "v6.0", "torchtitan")}
+    assert (found["v5.1"].distance, found["torchtitan"].distance, found["v6.0"].distance) == ("far", "far", "near")
+    assert "no mixture of experts was measured with v5.1" in found["v5.1"].note
+    assert "were measured, but not with gb300 bf16 v6.0" in found["v6.0"].note
 
 
 def test_kinds() -> None:

@@ -78,25 +78,27 @@ def case(text: str, model: str = "mixtral", short: bool = False) -> Case:
     return Case(parse_layout(text), model, short)
 
 
-def matrix() -> Iterator[Case]:
-    """Every factorisation of 1, 2, 4 and 8 ranks with every ep, taking turns in schedules, ZeRO, kinds, recompute, order, accumulation."""
-    turn = 0
+def degrees() -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Every (dp, pp, cp, tp, ep) of 1, 2, 4 and 8 ranks, with every micro-batch that gives 1, 2 or 4 rounds, or as many as stages."""
     for num_ranks in (1, 2, 4, 8):
         for dp, pp, cp, tp in factorisations(num_ranks):
-            for ep in (degree for degree in (1, 2, 4, 8) if (dp * cp * tp) % degree == 0):
-                for accumulates in (1, 2, 4):
-                    micro_batch = 8 // (dp * max(accumulates, pp))
-                    if not micro_batch:
-                        continue
-                    schedule = ("" if pp == 1 else SCHEDULES[turn % (2 if pp == 8 else 4)]).replace(
-                        "interleaved,vp=2" if pp == 8 else "-", "1f1b" if pp == 8 else "-"
-                    )
-                    zero = ZEROS[turn % (7 if dp * cp > 2 else 4)] if dp * cp > 1 else f"zero={turn % 4}"
-                    zero = zero.replace("zero=3", "zero=2") if "zero-bubble" in schedule else zero
-                    chosen = [f"dp={dp},pp={pp},cp={cp},tp={tp},ep={ep},mbs={micro_batch}", zero, schedule]
-                    chosen += [KINDS[turn % 3] if cp > 1 else "", RECOMPUTES[turn // 2 % 3], ORDERS[turn // 3 % 3]]
-                    yield case(",".join(filter(None, chosen)), tuple(MODELS)[turn % 3])
-                    turn += 1
+            for ep, rounds in product((1, 2, 4, 8), (1, 2, 4)):
+                micro_batch = WORKLOAD.global_batch // (dp * max(rounds, pp))
+                if (dp * cp * tp) % ep == 0 and micro_batch:
+                    yield dp, pp, cp, tp, ep, micro_batch
+
+
+def matrix() -> Iterator[Case]:
+    """Every one of `degrees`, taking turns in schedules, ZeRO stages, kinds of context parallelism, recompute, order and model."""
+    for turn, (dp, pp, cp, tp, ep, micro_batch) in enumerate(dict.fromkeys(degrees())):
+        schedules = (("",), SCHEDULES[::2], SCHEDULES)[(pp > 1) + (1 < pp < 8)]
+        schedule = schedules[turn % len(schedules)]
+        zeros = ZEROS if dp * cp > 2 else ZEROS[:4]
+        zero = zeros[turn % len(zeros)]
+        zero = zero.replace("zero=3", "zero=2") if "zero-bubble" in schedule else zero  # the two exclude each other
+        chosen = [f"dp={dp},pp={pp},cp={cp},tp={tp},ep={ep},mbs={micro_batch}", zero, schedule]
+        chosen += [KINDS[turn % 3] if cp > 1 else "", RECOMPUTES[turn // 2 % 3], ORDERS[turn // 3 % 3]]
+        yield case(",".join(filter(None, chosen)), tuple(MODELS)[turn % 3])
 
 
 COVERING = [
@@ -108,7 +110,7 @@ COVERING = [
     case("ep=2,pp=2,dp=2,mbs=2,schedule=zero-bubble,zero=1", "mixtral"),
     case("ep=2,pp=2,vp=2,tp=2,mbs=2,schedule=interleaved,recompute=full,order=pp-dp-cp-tp", "deepseek"),
     case("ep=2,dp=2,cp=2,mbs=2,zero=3,zero_ranks=2,cp_kind=ring", "gpt-oss"),
-    case("ep=4,dp=2,cp=2,tp=2,mbs=4,zero=2,cp_kind=all-to-all,short=1".replace(",short=1", ""), "deepseek", short=True),
+    case("ep=4,dp=2,cp=2,tp=2,mbs=4,zero=2,cp_kind=all-to-all", "deepseek", short=True),
     case("ep=8,dp=8,mbs=1,zero=3,order=dp-tp-cp-pp", "mixtral", short=True),
 ]
 MATRIX = [found for found in matrix() if found not in COVERING]

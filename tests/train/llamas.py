@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.describe.model import LatentAttention, Model, RotaryScaling
+from meshwright.describe.model import Experts, LatentAttention, Model, RotaryScaling
+from meshwright.describe.router import Router
 from meshwright.train.interop.huggingface import named_tensors
 from meshwright.train.model.attention import Context
 from meshwright.train.model.transformer import Transformer
@@ -34,6 +35,35 @@ LATENT = replace(
     rotary_scaling=RotaryScaling(
         kind="yarn", factor=4.0, original_positions=32, low_turns=1.0, high_turns=32.0, mscale=1.0, mscale_all_dim=0.8
     ),
+)
+MIXTRAL = replace(MODEL, rotary_scaling=None, rotary_theta=1e6, experts=Experts(num_experts=4, num_active=2, hidden=48))
+QWEN3_MOE = replace(
+    QWEN3,
+    num_layers=3,
+    experts=Experts(num_experts=6, num_active=3, hidden=20, num_dense_layers=1, router=Router(renormalizes=False)),
+)
+DEEPSEEK_V3 = replace(
+    LATENT,
+    num_layers=3,
+    experts=Experts(
+        num_experts=8,
+        num_active=3,
+        hidden=20,
+        num_shared=2,
+        num_dense_layers=1,
+        router=Router(scores="sigmoid", has_selection_bias=True, scale=2.5, num_groups=4, num_chosen_groups=2),
+    ),
+)
+GPT_OSS = replace(
+    MODEL,
+    num_layers=3,
+    biases=True,
+    attention_sinks=True,
+    window=7,
+    num_windowed_layers=2,
+    windowed_layers=(0, 2),
+    rotary_scaling=RotaryScaling(kind="yarn", factor=32.0, original_positions=64, low_turns=1.0, high_turns=32.0, truncates=False),
+    experts=Experts(num_experts=5, num_active=2, hidden=48, activation_limit=7.0, router=Router(chooses_first=True, has_bias=True)),
 )
 TIED = replace(MODEL, tied_embeddings=True)
 
@@ -69,8 +99,16 @@ FAMILIES_OF_ATTENTION = [
     pytest.param(LATENT, id="DeepSeek-V3, dense"),
     pytest.param(replace(LATENT, latent=replace(LATENT.latent, query_rank=0, interleaved=False)), id="latent, direct queries"),
 ]
+FAMILIES_OF_EXPERTS = [
+    pytest.param(MIXTRAL, id="Mixtral"),
+    pytest.param(replace(MIXTRAL, window=9, num_windowed_layers=2), id="Mixtral, window"),
+    pytest.param(QWEN3_MOE, id="Qwen3-MoE"),
+    pytest.param(DEEPSEEK_V3, id="DeepSeek-V3"),
+    pytest.param(GPT_OSS, id="gpt-oss"),
+]
 VARIANTS = [
     *FAMILIES_OF_ATTENTION,
+    *FAMILIES_OF_EXPERTS,
     pytest.param(TIED, id="tied"),
     pytest.param(replace(MODEL, rotary_scaling=None, rotary_theta=1e4), id="Llama 2"),
     pytest.param(replace(MODEL, attention_biases=True), id="attention biases"),

@@ -24,6 +24,7 @@ from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
 from meshwright.record.flight import read_traces
 from meshwright.record.profile import profile_of
+from meshwright.record.request import ask_for_replicas
 from meshwright.record.run import read_run
 from meshwright.say.vocabulary import problems
 from meshwright.train.job import TrainingJob
@@ -165,28 +166,47 @@ def test_a_kill_loses_no_step_that_was_done(slow_run: Callable[..., Command], tm
     assert all(step["loss"] > 0 and step["step_s"] > 0 for step in steps_of(run))
 
 
-def test_a_run_that_keeps_going_recovers_from_kills_and_hangs(unbroken: Path, slow_run: Callable[..., Command], tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "a"
-    command = slow_run("--keep-going", "--stall-timeout", "2")
-    for number, (at_least, sent, rank) in enumerate(((4, signal.SIGKILL, 0), (6, signal.SIGSTOP, 1)), start=1):
+@pytest.mark.parametrize("layout", ["dp=2,zero=0", "dp=2,tp=2,zero=1"])
+def test_a_run_that_keeps_going_does_without_a_lost_replica(small: Small, tmp_path: Path, layout: str) -> None:
+    run, more = tmp_path / "runs" / "a", ("--checkpoint-every", "30", "--keep-going", "--steps", "24")
+    plan = small.plan_file(tmp_path / "plan.json", layout)
+    command = train(tmp_path, plan, "--name", "a", "--stall-timeout", "2", *more, before=faults.slow_steps, with_=(SLOW_S,))
+    for number, (at_least, sent) in enumerate(((4, signal.SIGKILL), (10, signal.SIGSTOP)), start=1):
         command.step(run, at_least)
-        os.kill(command.ranks(2)[rank], sent)
+        os.kill(sorted(command.others())[1 if number == 1 else -1], sent)  # the first process hosts the store, the last one joined last
         until(lambda number=number: len(events_of(run, "incident")) == number, lambda: command.err, command)
     assert command.wait() == 0, command.err
     first, second = events_of(run, "incident")
-    assert (first["reason"], first["rank"]) == ("signal", 0)
-    assert second["reason"] == "hang"
+    assert (first["reason"], first["rank"], second["reason"]) == ("signal", 0, "hang")
     for event in (first, second):
-        restarted = event["broke_at_step"] - event["num_lost_steps"]
-        assert restarted in (3, 6) and event["action"] == f"restarted from step {restarted}"
-        assert event["down_s"] > 0.0 and event["noticed_after_s"] >= 0.0
-        assert event["message"] in command.out
+        assert event["action"] == "went on with 1 of 2 replicas" and event["num_lost_steps"] <= 1
+        assert event["down_s"] > 0.0 and event["message"] in command.out
     assert read_run(run).header.status == "finished"
-    assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)]
-    assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
+    assert [step["samples"] for step in steps_of(run)] == [8 * step for step in range(1, 25)]
+    assert [event["reason"] for event in events_of(run, "membership")][:3] == ["start", "lost", "joined"]
+    clean = train(tmp_path / "clean", plan, "--name", "a", "--memberships", run, *more)
+    assert clean.wait() == 0, clean.err
+    assert same_tensors(name_of(run, 24), name_of(tmp_path / "clean" / "runs" / "a", 24))
 
 
-def test_a_fault_that_comes_again_ends_a_run_that_keeps_going(plan: Path, tmp_path: Path) -> None:
+def test_replicas_join_and_leave_a_run_that_trains(small: Small, tmp_path: Path) -> None:
+    run, more = tmp_path / "runs" / "a", ("--keep-going", "--steps", "30", "--name", "a")
+    plan = small.plan_file(tmp_path / "plan.json", "dp=2,zero=2")
+    command = train(tmp_path, plan, *more, before=faults.slow_steps, with_=(SLOW_S,))
+    for dp in (3, 1):
+        command.step(run, last_step(run) + 2)
+        ask_for_replicas(run, dp)
+        until(lambda dp=dp: events_of(run, "membership")[-1]["dp"] == dp, lambda: command.err, command)
+    assert command.wait() == 0, command.err
+    assert [event["micro_batches"] for event in events_of(run, "membership")] == [[2, 2], [2, 1, 1], [4]]
+    whole = train(tmp_path / "whole", plan, "--steps", "30", "--name", "a")
+    assert whole.wait() == 0, whole.err
+    losses = [step["loss"] for step in steps_of(run)]
+    assert losses == pytest.approx([step["loss"] for step in steps_of(tmp_path / "whole" / "runs" / "a")], rel=1e-5)
+
+
+def test_a_fault_that_comes_again_ends_a_run_that_keeps_going(small: Small, tmp_path: Path) -> None:
+    plan = small.plan_file(tmp_path / "plan.json", "tp=2")  # one replica: all ranks are started again
     arguments = ("--steps", "8", "--name", "a", "--checkpoint-every", "3", "--keep-going")
     command = train(tmp_path, plan, *arguments, before=faults.broken, with_=(1, 5))
     assert command.wait() == 1

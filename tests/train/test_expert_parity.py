@@ -7,13 +7,15 @@ products of schedules, ZeRO stages, kinds of context parallelism and recompute. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from expert_cases import COVERING, MATRIX, MODELS, PRODUCTS, SHORT, TRAININGS, Case
-from parity import WORKLOAD, Steps, differences, joined, run_steps
+from parity import SEED, TRAINING, WORKLOAD, Steps, differences, joined, run_steps, samples
 from ranks import Pools
 
-from meshwright.layout import Layout
+from meshwright.layout import Layout, parse_layout
 
 Reference = Callable[[Case], Steps]
 
@@ -68,3 +70,82 @@ def test_runs_differ_enough_that_parity_compares_something(reference: Reference)
 def test_every_family_has_a_balance() -> None:
     assert TRAININGS.keys() == MODELS.keys()
     assert SHORT.seq_len < WORKLOAD.seq_len
+
+
+def test_ten_steps_equal_a_plain_loop_of_transformers_and_adamw(pools: Pools) -> None:
+    """Mixtral with random weights: losses and the last weights of a layout with expert parallelism, against one process of transformers."""
+    found = joined(pools.of(4).run(run_steps, PLAIN_MIXTRAL, WHOLE, parse_layout("dp=2,tp=2,ep=2,mbs=2,zero=1"), 10))
+    assert found.losses == pytest.approx(transformers_losses(10), rel=1e-5)
+
+
+WHOLE = replace(WORKLOAD, packed=False)
+PLAIN_MIXTRAL = replace(MODELS["mixtral"], rotary_scaling=None, num_layers=2)
+
+
+def transformers_losses(num_steps: int) -> list[float]:
+    """Losses of a plain loop over the same samples, from the same first weights."""
+    import torch
+    from torch.nn import functional as F
+
+    model = transformers_mixtral()
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": TRAINING.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(TRAINING.beta1, TRAINING.beta2), eps=TRAINING.epsilon)
+    losses = []
+    for step in range(num_steps):
+        tokens, labels, _ = (torch.from_numpy(array).long() for array in samples(WHOLE, PLAIN_MIXTRAL.vocab_size, 8 * step, 8))
+        loss = F.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), TRAINING.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = TRAINING.rate(8 * (step + 1))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def transformers_mixtral() -> Any:
+    """The same model in transformers, with the first weights of our runs."""
+    import torch
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    from meshwright.train.model.initial import draw
+
+    shapes, experts = PLAIN_MIXTRAL, PLAIN_MIXTRAL.experts
+    assert experts is not None
+    config = MixtralConfig(
+        vocab_size=shapes.vocab_size,
+        hidden_size=shapes.hidden,
+        intermediate_size=experts.hidden,
+        num_hidden_layers=shapes.num_layers,
+        num_attention_heads=shapes.num_heads,
+        num_key_value_heads=shapes.num_kv_heads,
+        head_dim=shapes.head_dim,
+        num_local_experts=experts.num_experts,
+        num_experts_per_tok=experts.num_active,
+        rms_norm_eps=shapes.norm_epsilon,
+        rope_theta=shapes.rotary_theta,
+        sliding_window=None,
+        tie_word_embeddings=False,
+        experts_implementation="eager",
+    )
+    model = MixtralForCausalLM(config)
+
+    def drawn(name: str, like: torch.Tensor) -> torch.Tensor:
+        return draw(shapes, name, tuple(like.shape), SEED, torch.device("cpu"))
+
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(drawn("embed.weight", model.model.embed_tokens.weight))
+        model.lm_head.weight.copy_(drawn("head.weight", model.lm_head.weight))
+        for number, layer in enumerate(model.model.layers):
+            for part in "qkvo":
+                weight = getattr(layer.self_attn, f"{part}_proj").weight
+                weight.copy_(drawn(f"layers.{number}.attention.{part}.weight", weight))
+            before = f"layers.{number}.mlp"
+            layer.mlp.gate.weight.copy_(drawn(f"{before}.router.weight", layer.mlp.gate.weight))
+            gate, up = layer.mlp.experts.gate_up_proj.chunk(2, dim=1)
+            for tensor, name in ((gate, "gate"), (up, "up"), (layer.mlp.experts.down_proj, "down")):
+                tensor.copy_(drawn(f"{before}.experts.{name}.weight", tensor))
+    return model

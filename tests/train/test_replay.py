@@ -112,6 +112,21 @@ def test_a_state_that_differs_goes_back_to_a_sound_checkpoint(small: Small, tmp_
     assert aside
 
 
+def test_a_slow_replica_gets_fewer_micro_batches_and_the_losses_stay(small: Small, tmp_path: Path) -> None:
+    """The times of the ranks are drawn, because on a busy machine other ranks may be as slow."""
+    plan = small.plan_file(tmp_path / "plan.json", "dp=2,mbs=1", global_batch=12)
+    for name in ("even", "dealt"):
+        options = ("--rebalance",) if name == "dealt" else ()
+        arguments = ("--steps", "60", "--name", name, "--no-save", *options)
+        command = train(tmp_path, plan, *arguments, before=faults.drawn_times, with_=(0.2, 0.02, {1: 2.0}))
+        assert command.wait() == 0, command.err
+    even, dealt = (steps_of(tmp_path / "runs" / name) for name in ("even", "dealt"))
+    (event,) = events_of(tmp_path / "runs" / "dealt", "rebalanced")
+    assert (event["step"], event["deal"], event["ranks"]) == (50, [8, 4], [1])
+    assert [step["loss"] for step in dealt] == pytest.approx([step["loss"] for step in even], rel=1e-5)
+    assert [step["samples"] for step in dealt] == [step["samples"] for step in even]
+
+
 def result(losses: list[float], norms: list[float], received: list[float] | None = None) -> StepResult:
     checks = tuple(Check(1.0, 2.0, one, 3.0) for one in received or [5.0] * len(norms))
     return StepResult(loss=1.0, grad_norm=1.0, num_tokens=8, own_norms=tuple(norms), own_losses=tuple(losses), checks=checks)

@@ -14,7 +14,8 @@ from ranks import Pools
 from resharding import NUM_STEPS, Next, load_at, save_at
 from small_run import MODEL, Small, tensors_of
 
-from meshwright.describe.model import Model
+from meshwright.describe.model import Experts, Model
+from meshwright.describe.router import Balance, Router
 from meshwright.errors import InputError
 from meshwright.train.checkpoint import save
 from meshwright.train.job import TrainingJob
@@ -37,9 +38,11 @@ TIED = replace(MODEL, name="tied", tied_embeddings=True)
 LOSS_TOLERANCE = 1e-6  # relative
 
 
-def check_pairs(pools: Pools, small: Small, folder: Path, model: Model, layouts: list[str]) -> None:
+def check_pairs(
+    pools: Pools, small: Small, folder: Path, model: Model, layouts: list[str], training: dict[str, object] | None = None
+) -> None:
     """Save in every layout, load each of these in every layout, and compare."""
-    plans = {text: small.plan(text, model=model) for text in layouts}
+    plans = {text: small.plan(text, model=model, training=training) for text in layouts}
     saved: dict[str, list[Next]] = {}
     for number, (text, plan) in enumerate(plans.items()):
         saved[text] = pools.of(plan.layout.num_ranks).run(save_at, plan, small.corpus, folder / str(number))
@@ -100,6 +103,25 @@ def test_padding_of_the_vocabulary_is_in_no_checkpoint(
     (saved,) = (tmp_path / "0" / "checkpoints").glob(f"*{NUM_STEPS}")
     tables = {name: tensor.shape for name, tensor in tensors_of(saved).items() if name.endswith(("embed.weight", "head.weight"))}
     assert len(tables) == (3 if is_tied else 6) and set(tables.values()) == {(515, MODEL.hidden)}
+
+
+EXPERTS = replace(
+    MODEL,
+    name="experts",
+    num_layers=2,
+    experts=Experts(num_experts=8, num_active=2, hidden=16, num_shared=1, router=Router(scores="sigmoid", has_selection_bias=True)),
+)
+BALANCE = Balance(auxiliary=0.1, scope="batch", bias_rate=0.01)
+
+
+@pytest.mark.parametrize("layouts", [["dp=1", "dp=2,ep=2,zero=1", "dp=2,tp=2,ep=4,zero=3"], ["pp=2,dp=2,ep=2,zero=2", "tp=2,zero=0"]])
+def test_experts_load_on_any_number_of_ranks(layouts: list[str], pools: Pools, small: Small, tmp_path: Path) -> None:
+    check_pairs(pools, small, tmp_path, EXPERTS, layouts, {"balance": BALANCE})
+    (saved,) = (tmp_path / "0" / "checkpoints").glob(f"*{NUM_STEPS}")
+    tensors = tensors_of(saved)
+    assert tensors["weights/layers.1.mlp.experts.gate.weight"].shape == (8, 16, MODEL.hidden)
+    assert np.abs(tensors["weights/layers.0.mlp.router.selection_bias"]).max() > 0
+    assert tensors["router_shares/layers.1.mlp.router"].mean() == pytest.approx(1.0)
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from on_ranks import Sent, sent_in_a_step
-from parity import LLAMA, MODELS, PADDED, SHARED
+from parity import ATTENTIONS, LLAMA, MODELS, PADDED, SHARED
 from parity import WORKLOAD as PARITY
 from ranks import Pools
 
@@ -25,7 +25,7 @@ WORKLOAD = replace(PARITY, global_batch=4)
 # Sizes that nothing divides evenly: buckets of gradients and rows of weights are padded to whole shards.
 ODD = replace(LLAMA, name="odd-llama", hidden=35, vocab_size=88)
 
-SHAPES = {**MODELS, **SHARED, **PADDED, "odd": ODD}
+SHAPES = {**MODELS, **SHARED, **PADDED, **ATTENTIONS, "odd": ODD}
 
 CASES = [
     ("tp=2", "llama", "fp32"),
@@ -60,6 +60,14 @@ CASES = [
     ("dp=2,tp=2,zero=1", "odd", "fp32"),
     ("dp=4,zero=2", "odd", "fp32"),
     ("pp=2,dp=2,zero=3", "odd", "bf16"),
+    # Norms of heads, sinks, latent vectors.
+    ("tp=2,mbs=2", "qwen3", "bf16"),
+    ("tp=2,dp=2,zero=1", "gpt-oss", "fp32"),
+    ("tp=2,recompute=full", "latent", "fp32"),
+    ("tp=2,dp=2,zero=2,recompute=selective", "latent", "bf16"),
+    ("tp=2,pp=2,schedule=zero-bubble", "latent", "fp32"),
+    ("tp=2,cp=2,cp_kind=ring", "direct", "fp32"),
+    ("tp=2,cp=2,cp_kind=all-to-all,zero=3", "latent", "fp32"),
     # Vocabularies that are padded.
     ("tp=4", "prime", "fp32"),
     ("tp=2,dp=2,zero=1", "prime-tied", "bf16"),

@@ -37,6 +37,14 @@ def doctor(
         ),
     ] = None,
     runs: RunsDir = Path("runs"),
+    secret: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File of the user alone with a secret that the ranks of a launcher prove to each other; without it, others may join.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Examine nodes before a run, within a minute: driver, libraries, clocks, memory and its errors, speeds, disk, network.
@@ -66,7 +74,7 @@ def doctor(
         check_ending(path, "the list of bad nodes", ".json")
         known = read_bad_nodes(path)
         expected, notes = _expected(plan)
-        gathered = _gathered(expected, runs, on_cores=plan is not None and not expected.needs_gpus)
+        gathered = _gathered(expected, runs, secret, on_cores=plan is not None and not expected.needs_gpus)
     except InputError:
         if not is_other:
             raise
@@ -110,7 +118,7 @@ def _expected(path: Path | None) -> tuple[Expected, list[str]]:
         return Expected(words="no description"), [f"speeds are compared between ranks only: {error.what}; give a plan to compare with it"]
 
 
-def _gathered(expected: Expected, runs: Path, *, on_cores: bool) -> Gathered | None:
+def _gathered(expected: Expected, runs: Path, secret: Path | None, *, on_cores: bool) -> Gathered | None:
     """What the ranks found: the ranks of a launcher, one rank for each GPU here, or this process alone. `on_cores`: ignore GPUs."""
     from meshwright.cli.progress import progress_line
     from meshwright.cli.train_run import is_launched
@@ -122,9 +130,11 @@ def _gathered(expected: Expected, runs: Path, *, on_cores: bool) -> Gathered | N
     with progress_line() as report:
         if is_launched(os.environ):
             from meshwright.train.meeting import meet
+            from meshwright.train.sealed import read_secret
 
             report("waiting for the other ranks")
-            return _gather(meet(os.environ), expected, sources, runs, report)
+            place = meet(os.environ, secret=read_secret(secret) if secret else b"")
+            return _gather(place, expected, sources, runs, report)
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         num_gpus = (
             0

@@ -31,6 +31,9 @@ def up(
     rail: Annotated[str, typer.Option(metavar="RATE", help="Rate of the link of a host, each way.")] = "2gbit",
     uplink: Annotated[str, typer.Option(metavar="RATE", help="Rate of the link between a rack and the spine, each way.")] = "100mbit",
     planes: Annotated[int, typer.Option(metavar="N", min=1, max=8, help="Planes of the network, which share the rates evenly.")] = 1,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Give hosts of one number a plane of their own, instead of hashing flows onto planes.")
+    ] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Run a Slurm whose nodes are the hosts.")] = False,
     ssh: Annotated[bool, typer.Option("--ssh", help="Run an ssh server on each host.")] = False,
     name: LabName = "lab",
@@ -64,6 +67,7 @@ def up(
         rail_bits_per_s=rate_of(rail, "--rail"),
         uplink_bits_per_s=rate_of(uplink, "--uplink"),
         num_planes=planes,
+        is_spread=spread,
         has_slurm=slurm,
         has_ssh=ssh,
     )
@@ -284,6 +288,67 @@ def mapping(
     show(document.with_files({"page": html}), as_json=as_json)
 
 
+Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps of each run.")]
+Folder = Annotated[Path, typer.Option(metavar="DIR", help="Folder of what is written during the runs.")]
+Page = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the same as a page.", show_default=False)]
+
+
+def scaling(steps: Steps = 24, html: Page = None, out: Folder = Path("scaling"), name: LabName = "lab", as_json: AsJson = False) -> None:
+    """Run the same work for each rack on one rack, then two, up to all racks of a lab: predicted and measured step of each.
+
+    Compute is a declared wait, because this machine's cores could not compute for all racks; the network and the collectives are real.
+
+    Examples:
+
+      meshwright lab scaling --html scaling.html
+
+      meshwright lab scaling --steps 40
+    """
+    from meshwright.cli.show import show
+    from meshwright.files import check_ending
+    from meshwright.lab import state, system
+    from meshwright.lab.trials import scaling as tried
+    from meshwright.lab.trials_page import scaling_document, trial_page
+    from meshwright.report.page.shell import write_page
+
+    if html is not None:
+        check_ending(html, "the page", ".html", ".htm")
+    system.check_able()
+    made = state.read_state(name).lab
+    document = scaling_document(tried(made, out, steps, _num_cores(), _say), made)
+    if html is not None:
+        write_page(html, trial_page(document, made))
+    show(document.with_files({"page": html}), as_json=as_json)
+
+
+def faults(steps: Steps = 32, html: Page = None, out: Folder = Path("faults"), name: LabName = "lab", as_json: AsJson = False) -> None:
+    """Break a lab in the middle of a run: halve its uplinks, slow a host, take a plane away; show the step before and after.
+
+    Beside each measured step is the one that `meshwright simulate` gives for the same. Compute is a declared wait, as in `lab scaling`.
+
+    Examples:
+
+      meshwright lab faults --html faults.html
+
+      meshwright lab faults --steps 60
+    """
+    from meshwright.cli.show import show
+    from meshwright.files import check_ending
+    from meshwright.lab import state, system
+    from meshwright.lab.trials import faults as tried
+    from meshwright.lab.trials_page import faults_document, trial_page
+    from meshwright.report.page.shell import write_page
+
+    if html is not None:
+        check_ending(html, "the page", ".html", ".htm")
+    system.check_able()
+    made = state.read_state(name)
+    document = faults_document(list(tried(made, out, steps, _num_cores(), _say)), made.lab)
+    if html is not None:
+        write_page(html, trial_page(document, made.lab))
+    show(document.with_files({"page": html}), as_json=as_json)
+
+
 def _say(what: str) -> None:
     import sys
 
@@ -309,7 +374,7 @@ def _num_cores() -> int:
     return num_cores()
 
 
-for command in (up, status, link, host, down, mapping):
+for command in (up, status, link, host, down, mapping, scaling, faults):
     add(lab, command)
 for passing in (run, login):
     add(lab, passing, PASS_ON)

@@ -33,6 +33,7 @@ from meshwright.cli.refusals import ParserError, refusal_of
 from meshwright.cli.rehearse import rehearse
 from meshwright.cli.report import report
 from meshwright.cli.retries import first_to_refuse
+from meshwright.cli.scale import scale
 from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
 from meshwright.cli.sweep import sweep
@@ -57,6 +58,7 @@ for command in (
     doctor,
     train,
     tune,
+    scale,
     launch,
     report,
     serve,

@@ -37,7 +37,10 @@ def train(
     ] = False,
     keep_going: Annotated[
         bool,
-        typer.Option("--keep-going", help="After a crash or a hang, start the ranks again from the newest checkpoint, if that may help."),
+        typer.Option(
+            "--keep-going",
+            help="Go on after a crash or a hang: without the lost replica, which is started again, or from the newest checkpoint.",
+        ),
     ] = False,
     skip_batches: Annotated[
         int,
@@ -49,9 +52,29 @@ def train(
         float,
         typer.Option(metavar="K", min=0.0, help="Standard deviations above the last losses from which a loss is too high; 0: never."),
     ] = 20.0,
+    rebalance: Annotated[
+        bool,
+        typer.Option("--rebalance", help="Give replicas with a slow rank fewer micro-batches; the batch stays the same."),
+    ] = False,
     bad_nodes: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="List that suspect nodes are added to; default: bad-nodes.json in --runs.", show_default=False),
+    ] = None,
+    memory_every: Annotated[
+        int,
+        typer.Option(
+            metavar="STEPS",
+            min=0,
+            help="With --keep-going: steps between copies of a sharded state in a neighbour's memory; 0: none.",
+        ),
+    ] = 1,
+    memberships: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="With --keep-going: have as many replicas at each step as that run had; a run folder, or a file of its events.",
+            show_default=False,
+        ),
     ] = None,
     corpus: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Corpus to train on, instead of the workload's.", show_default=False)

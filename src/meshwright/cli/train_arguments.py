@@ -27,6 +27,7 @@ KEPT: dict[str, tuple[type, ...]] = {
     "ranks_per_gpu": (int,),
     "skip_batches": (int,),
     "spike_deviations": (int, float),
+    "rebalance": (bool,),
     "bad_nodes": (str, type(None)),
 }
 PATHS = ("corpus", "start_from", "bad_nodes")
@@ -60,11 +61,14 @@ class Wishes:
     profile: str = ""
     resume_if_exists: bool = False
     keep_going: bool = False
+    memory_every: int = 1
+    memberships: Path | None = None
     ranks_per_gpu: int = 1
     trace_from: int = 0
     secret: Path | None = None
     skip_batches: int = 3
     spike_deviations: float = 20.0
+    rebalance: bool = False
     bad_nodes: Path | None = None
     given: frozenset[str] = frozenset()
 

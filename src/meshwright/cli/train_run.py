@@ -29,12 +29,12 @@ from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.software import on_profile, software
 from meshwright.record.header import check_name, read_header
 from meshwright.record.lock import Held
-from meshwright.record.run import Run, read_run
 from meshwright.record.writer import discard_unstarted, is_unstarted
 
 if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
     from meshwright.train.launch import Failure, Place
+    from meshwright.train.membership import Membership
     from meshwright.train.sealed import SealedStore
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
@@ -81,7 +81,7 @@ def run(wishes: Wishes, verb: Verb | None = None) -> int:
     show_start(job, verb.reason(wishes, job.plan))
     # Torch is loaded from here on, which takes seconds: mistakes on the command line have been reported before.
     _check_with_torch(job)
-    code = kept_going(wishes, job, is_gpu, verb) if wishes.keep_going else run_once(job, is_gpu)[0]
+    code = _kept_going(wishes, job, is_gpu, verb) if wishes.keep_going else run_once(job, is_gpu)[0]
     if code and code != INTERRUPTED and not job.resume:  # an interrupted run is kept: the next --resume must not take an older run
         discard_unstarted(job.folder)
     if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before the run exists
@@ -105,41 +105,10 @@ def run_once(job: TrainingJob, is_gpu: bool) -> tuple[int, Failure | None]:
     return code, found[0] if found else None
 
 
-def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
-    """Run the ranks, and start them again after a fault from the newest complete checkpoint, until the run ends or nothing helps."""
-    from meshwright.train.incidents import Incident, Incidents
-    from meshwright.train.record.ending import last_step, record_surrender, silent_s
+def _kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
+    from meshwright.cli.keep_going import kept_going
 
-    incidents = Incidents()
-    while True:
-        code, failure = run_once(job, is_gpu)
-        if failure is None or not (job.folder / "steps.jsonl").is_file():  # without a folder the run has never begun
-            return code
-        run = read_run(job.folder)
-        incident = Incident(
-            number=len(incidents.all) + 1,
-            reason=failure.reason,
-            rank=failure.rank,
-            step=last_step(job.folder),
-            message=_what_broke(run, failure),
-            noticed_s=failure.noticed_s,
-            silent_s=silent_s(job.folder, failure.noticed_s),
-            step_times_s={record.step: record.step_s for record in run.records},
-        )
-        why = incidents.refusal(incident)
-        if why:
-            record_surrender(job.folder, incident, why, incidents.tried())
-            print(f"meshwright: not started again: {why}\n  tried: {incidents.tried()}", file=sys.stderr)
-            return code
-        print(f"meshwright: incident {incident.number} at step {incident.step}: the ranks are started again", file=sys.stderr)
-        again = replace(wishes, name=job.name, resume=False, resume_if_exists=True)
-        job = replace(verb.job_of(settled(again)), after=incident)
-
-
-def _what_broke(run: Run, failure: Failure) -> str:
-    """What broke, in one line: of a hang, the watchdog's diagnosis."""
-    stalls = [event for event in run.events if event.kind == "stall"] if failure.reason == "hang" else []
-    return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message
+    return kept_going(wishes, job, is_gpu, verb)
 
 
 def settled(wishes: Wishes) -> Wishes:
@@ -325,9 +294,28 @@ def job_of(wishes: Wishes) -> TrainingJob:
         trace_from=wishes.trace_from,
         skip_batches=wishes.skip_batches,
         spike_deviations=wishes.spike_deviations,
+        rebalances=wishes.rebalance,
         bad_nodes=wishes.bad_nodes,
+        memory_steps=wishes.memory_every,
+        memberships=_memberships(wishes, plan),
     )
     return with_budget(job, wishes.budget, wishes.price)
+
+
+def _memberships(wishes: Wishes, plan: Plan) -> tuple[Membership, ...]:
+    """The numbers of replicas that the run follows, if it follows another run's."""
+    if wishes.memberships is None:
+        return ()
+    from meshwright.train.membership import check_replicas, read_memberships
+
+    where = f"--memberships {wishes.memberships}"
+    if wishes.resume or not wishes.keep_going:
+        fix = "leave out --resume, and add --keep-going" if wishes.resume else "add --keep-going"
+        raise InputError("only a new run that keeps going can follow the memberships of another", where=where, fix=fix)
+    found = tuple(read_memberships(wishes.memberships))
+    for one in found:
+        check_replicas(plan.layout, plan.workload, one.dp, where)
+    return found
 
 
 def plan_of(wishes: Wishes) -> Plan:

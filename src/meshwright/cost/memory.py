@@ -89,11 +89,15 @@ def experts_saved_bytes(
     Assumption: the router keeps logits, scores and probabilities of all experts in fp32.
     """
     norm = 2 * kept.tensor_bytes * hidden + 3 * FP32_BYTES * num_experts
-    inner = num_inner * kept.preactivation_bytes + kept.input_bytes
-    shared = inner * shared_hidden
+    shared = (num_inner * kept.preactivation_bytes + kept.input_bytes) * shared_hidden
     if shared_hidden and kept.input_bytes != kept.tensor_bytes:
         shared += kept.input_bytes * hidden
-    return norm + shared + num_active * (kept.input_bytes * hidden + inner * expert_hidden)
+    return norm + shared + routed_saved_bytes(hidden, num_active, expert_hidden, num_inner, kept)
+
+
+def routed_saved_bytes(hidden: int, num_active: int, expert_hidden: int, num_inner: int, kept: Recipe) -> float:
+    """Bytes per token that its routed experts save: what each gets, and what it makes of it."""
+    return num_active * (kept.input_bytes * hidden + (num_inner * kept.preactivation_bytes + kept.input_bytes) * expert_hidden)
 
 
 def loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
@@ -134,4 +138,9 @@ def mlp_backward_bytes(hidden: int, ffn_hidden: int, num_inner: int, kept: Recip
 
 def experts_backward_bytes(hidden: int, num_active: int, expert_hidden: int, num_inner: int, kept: Recipe) -> float:
     """Bytes per token above the saved ones as the experts' backward runs: gradients before and after the all-to-all."""
-    return kept.tensor_bytes * (hidden + num_active * (2 * hidden + num_inner * expert_hidden))
+    return kept.tensor_bytes * hidden + routed_backward_bytes(hidden, num_active, expert_hidden, num_inner, kept)
+
+
+def routed_backward_bytes(hidden: int, num_active: int, expert_hidden: int, num_inner: int, kept: Recipe) -> float:
+    """Of these, the bytes of tokens at their routed experts."""
+    return kept.tensor_bytes * num_active * (2 * hidden + num_inner * expert_hidden)

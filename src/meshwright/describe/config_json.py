@@ -63,6 +63,7 @@ YARN_SCALING = {
     "truncates": "truncate",
 }
 GPT_OSS_SCALING = {"kind": YARN, "factor": 32.0, "original_positions": 4096, "low_turns": 1.0, "high_turns": 32.0, "truncates": False}
+GPT_OSS_ALPHA = 1.702
 WINDOWED, FULL = "sliding_attention", "full_attention"  # entries of layer_types
 
 
@@ -286,14 +287,26 @@ def _qwen3_moe(config: Config) -> Table:
             fix="use a model with experts in every layer",
         )
     experts = {
-        "num_experts": config["num_experts"],
+        "num_experts": config["num_experts" if config.get("num_experts") is not None else "num_local_experts"],
         "num_active": config["num_experts_per_tok"],
         "hidden": config["moe_intermediate_size"],
-        "num_dense_layers": len(config.get("mlp_only_layers", [])) if isinstance(config.get("mlp_only_layers", []), list) else 0,
+        "num_dense_layers": _leading_layers(config),
         "router": {"renormalizes": config.get("norm_topk_prob", False)},
     }
     windows = _windows(config, range(config.count("num_hidden_layers", 0))) if config.get("use_sliding_window", False) else {}
     return _shared(config) | _scaling(config) | {"qk_norm": True, "experts": experts} | windows
+
+
+def _leading_layers(config: Config) -> int:
+    """How many layers, the first of the model, keep the dense MLP."""
+    dense = config.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or dense != list(range(len(dense))):
+        raise InputError(
+            f"mlp_only_layers is {dense!r}: only the first layers of a model may be without experts",
+            where=f"mlp_only_layers in {config.where}",
+            fix="use a model whose dense layers come first",
+        )
+    return len(dense)
 
 
 def _mixtral(config: Config) -> Table:
@@ -356,6 +369,12 @@ def _deepseek_router(config: Config) -> Table:
 
 def _gpt_oss(config: Config) -> Table:
     """Biases everywhere, sinks, and a window on every second layer (or where `layer_types` says)."""
+    if config.get("swiglu_alpha", GPT_OSS_ALPHA) != GPT_OSS_ALPHA:
+        raise InputError(
+            f"swiglu_alpha is {config['swiglu_alpha']!r}: the gate that can be described has {GPT_OSS_ALPHA}",
+            where=f"swiglu_alpha in {config.where}",
+            fix="use a model with OpenAI's value",
+        )
     windowed = _typed_layers(config, range(0, config.count("num_hidden_layers", 0), 2))
     experts = {
         "num_experts": config["num_local_experts"],

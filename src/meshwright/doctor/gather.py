@@ -53,7 +53,7 @@ def gather(place: Place, here: Here, sources: Sources, network: Network, report:
     """What all ranks found, on rank 0; None on the others. All ranks call it at about the same time."""
     if place.num_ranks == 1:
         return alone(here, sources, report)
-    started_s, store = time.monotonic(), place.store
+    started_s, store = time.monotonic(), place.control
     quiet: Report = report if place.rank == 0 else lambda what: None
     store.set(f"doctor/node/{place.rank}", here.node)
     reading = take_reading(here, sources, quiet)
@@ -67,7 +67,7 @@ def gather(place: Place, here: Here, sources: Sources, network: Network, report:
 
 def _lead(place: Place, sources: Sources, network: Network, started_s: float, until_s: float, report: Report) -> Gathered:
     """Rank 0: collect, tell the time, decide which pairs are timed, and let the others go."""
-    store = place.store
+    store = place.control
     try:
         report("waiting for the readings of other ranks")
         readings, silent = _readings(store, place.num_ranks, until_s)
@@ -121,7 +121,7 @@ def _with_clock(store: Store, reading: Reading, until_s: float) -> Reading:
 
 def _follow(place: Place, reading: Reading, sources: Sources, network: Network, until_s: float) -> None:
     """Another rank: ask the time, exchange with partners, and wait until rank 0 has done."""
-    store = place.store
+    store = place.control
     with suppress(TimeoutError):
         value_of(store, "doctor/clocks", until_s + CLOCKS_S)
         if reading.is_first:
@@ -144,7 +144,7 @@ def _lead_pairs(place: Place, network: Network, readings: Sequence[Reading], rep
     why = why or ("some GPUs did not work" if len(working) < len(readings) else "")
     why = why or ("some nodes have GPUs and others have none" if 0 < num_gpus < len(readings) else "")
     kind = "none" if why else GPUS if num_gpus else CORES
-    place.store.set("doctor/pairs", kind)
+    place.control.set("doctor/pairs", kind)
     if why:
         return (), (), why
     report("timing pairs of ranks")
@@ -161,8 +161,8 @@ def _exchange(place: Place, network: Network, *, on_gpus: bool) -> Results:
     slow = slow_pairs(pairs, network.tiers, on_gpus=on_gpus)[:MOST_AGAIN] if not failed else []
     wanted = json.dumps([(one.pair.first, one.pair.second) for one in slow])
     if place.rank == 0:
-        place.store.set("doctor/again", wanted)
-    again: list[tuple[int, int]] = [(a, b) for a, b in json.loads(value_of(place.store, "doctor/again", until_s + 2 * LATE_S))]
+        place.control.set("doctor/again", wanted)
+    again: list[tuple[int, int]] = [(a, b) for a, b in json.loads(value_of(place.control, "doctor/again", until_s + 2 * LATE_S))]
     if again:
         until_s = time.monotonic() + AGAIN_S
         why = _try_rounds(place, network, on_gpus, [[pair] for pair in again], timed, until_s)
@@ -190,7 +190,7 @@ def _try_rounds(place: Place, network: Network, on_gpus: bool, rounds: Rounds, t
 def _results(place: Place, when: str, timed: Timed, why: str, until_s: float) -> Results:
     """What all ranks found, on rank 0; nothing on the others."""
     waits_for = timed.waits_for if why else None
-    place.store.set(f"doctor/pairs/{when}/{place.rank}", json.dumps({"rates": timed.rates, "waits_for": waits_for, "why": why}))
+    place.control.set(f"doctor/pairs/{when}/{place.rank}", json.dumps({"rates": timed.rates, "waits_for": waits_for, "why": why}))
     if place.rank:
         return (), (), why
     pairs: list[Pair] = []
@@ -198,7 +198,7 @@ def _results(place: Place, when: str, timed: Timed, why: str, until_s: float) ->
     failures = [why] if why else []
     for rank in range(place.num_ranks):
         try:
-            found = json.loads(value_of(place.store, f"doctor/pairs/{when}/{rank}", until_s))
+            found = json.loads(value_of(place.control, f"doctor/pairs/{when}/{rank}", until_s))
         except TimeoutError:
             failures.append(f"rank {rank} did not answer")
             continue

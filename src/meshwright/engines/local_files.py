@@ -20,4 +20,5 @@ def local_files(request: Request) -> list[JobFile]:
 def local_command(request: Request) -> list[str]:
     """The words of the command. Unless the site names a Python, it is the one that runs now."""
     named = request.site.python
-    return [sys.executable if named == Site().python else named, *request.train(str(request.folder / PLAN_FILE))]
+    again = ["--keep-going"] if request.site.restarts and "--keep-going" not in request.options else []
+    return [sys.executable if named == Site().python else named, *request.train(str(request.folder / PLAN_FILE)), *again]

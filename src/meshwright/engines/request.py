@@ -59,6 +59,7 @@ class Request:
     def torchrun(self, plan: str, secret: str, *, num_nodes: int, num_local: int | str, node: str, address: str, port: int | str) -> str:
         """The shell command that starts the ranks of one node; `node`, `address` and `port` are in the shell's own words."""
         words = [self.site.python, "-m", "torch.distributed.run", f"--nnodes={num_nodes}", f"--nproc-per-node={num_local}"]
+        words += [f"--max-restarts={self.site.restarts}"] if self.site.restarts else []
         trained = shlex.join(self.train(plan, secret))
         return f"{shlex.join(words)} --node-rank={node} --master-addr={address} --master-port={port} \\\n  {trained}"
 

@@ -182,6 +182,13 @@ class Site(Section):
     examine: bool = Field(
         default=False, description="Whether `meshwright doctor` examines the nodes first, and bad ones are left out.", examples=[True]
     )
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        le=1000,
+        description="How often ranks that crash or hang are started again within the job, from the newest checkpoint.",
+        examples=[10],
+    )
     slurm: SlurmSite = Field(default=SlurmSite(), description="Slurm's own keys.")
     kubernetes: KubernetesSite = Field(default=KubernetesSite(), description="Kubernetes' own keys.")
     ssh: SshSite = Field(default=SshSite(), description="The keys of ssh.")

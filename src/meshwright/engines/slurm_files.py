@@ -28,7 +28,7 @@ from meshwright.engines.request import (
 from meshwright.errors import InputError
 from meshwright.plan.export.heading import origin
 
-SCRIPT_FILE = "job.sbatch"
+SCRIPT_FILE, REFUSED_FILE = "job.sbatch", "refused"
 SAVE_S = 60  # Slurm asks the ranks to save and stop so long before the time limit
 FIRST_PORT, NUM_PORTS = 20000, 10000
 
@@ -43,7 +43,10 @@ start() {  # HOSTS COMMAND: one process for each line of the file HOSTS
       RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
       LOCAL_WORLD_SIZE=$(grep -cx "$SLURMD_NODENAME" "$SLURM_HOSTFILE")
       export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
-      exec "$@"' rank "$@"
+      trap : TERM  # the rank gets it too, and saves
+      code=0; "$@" || code=$?
+      if [ "$code" = 2 ]; then touch "$REFUSED"; fi  # wrong input stays wrong
+      exit "$code"' rank "$@"
 }"""
 
 
@@ -69,6 +72,7 @@ def batch_script(request: Request) -> str:
         "set -euo pipefail",
         *exports(site),
         f"PORT={port}",
+        f"export REFUSED={shlex.quote(str(folder / REFUSED_FILE))}",
         "",
         _start(request),
         "",
@@ -77,9 +81,22 @@ def batch_script(request: Request) -> str:
         f"scontrol show topology > {where[TOPOLOGY_FILE]} 2>/dev/null || true",
         *(_examination(request) if site.examine else []),
         f"{python} -m meshwright launch --on slurm --place {shlex.quote(str(folder))}",
-        f"start {where[HOSTS_FILE]} {trained}",
+        *_attempts(site.restarts, f"start {where[HOSTS_FILE]} {trained}"),
     ]
     return "\n".join([*lines, ""])
+
+
+def _attempts(restarts: int, command: str) -> list[str]:
+    """Lines that train, and start the ranks again after a crash or a hang: they go on from the newest checkpoint."""
+    return [
+        'rm -f "$REFUSED"',
+        "attempt=0",
+        f"until {command}; do",
+        f'  if [ -e "$REFUSED" ] || [ "$attempt" -ge {restarts} ]; then exit 1; fi',
+        "  attempt=$((attempt + 1))",
+        f'  echo "meshwright: the ranks ended early, and are started again: $attempt of {restarts}"',
+        "done",
+    ]
 
 
 def _start(request: Request) -> str:
@@ -100,9 +117,10 @@ def _examination(request: Request) -> list[str]:
     folder, per_node = request.folder, request.shape.ranks_per_node
     every = shlex.quote(str(folder / "examined"))
     words = [request.site.python, "-m", "meshwright", "doctor", str(folder / PLAN_FILE), "--bad-nodes", str(folder / BAD_FILE)]
+    words += ["--secret", str(folder / SECRET_FILE), "--runs", str(request.runs)]
     return [
         f"awk '{{for (i = 0; i < {per_node}; i++) print}}' {shlex.quote(str(folder / ALLOCATED_FILE))} > {every}",
-        f"start {every} {shlex.join([*words, '--runs', str(request.runs)])} || true  # bad nodes are left out below",
+        f"start {every} {shlex.join(words)} || true  # bad nodes are left out below",
     ]
 
 

@@ -31,7 +31,7 @@ from meshwright.predict.practice import (
     class_of,
     further_effects,
 )
-from meshwright.predict.software import REFERENCE_RELEASE, TP_HIDDEN, Fitted, FittedValues, is_fitted
+from meshwright.predict.software import REFERENCE_RELEASE, Fitted, FittedValues, is_fitted
 from meshwright.predict.step import price
 
 SPREAD = 0.1  # ln: the expected distance of such rows from any model of this kind
@@ -105,7 +105,7 @@ class ClassRows:
         none = Effects()
         own = [sum((table.get(name, none) for name in (kind, *more)), none) for kind, more in zip(self.kinds, self.further, strict=True)]
         columns = {key: np.array([getattr(one, key) for one in own]) for key in asdict(none) if key != "tp_hidden"}
-        columns["tp_hidden"] = np.array([TP_HIDDEN if one.tp_hidden is None else one.tp_hidden for one in own])
+        columns["tp_hidden"] = np.array([np.nan if one.tp_hidden is None else one.tp_hidden for one in own])
         columns["log_factor"] = columns["log_factor"] + np.asarray(self.inputs.log_factor)
         return np.asarray(np.log(price(replace(self.inputs, **columns), self.layouts, self.values.constants).step_s / self.measured_s))
 

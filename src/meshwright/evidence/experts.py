@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layout, Layouts
 from meshwright.plan.features import Features
-from meshwright.plan.noise import run_noise
+from meshwright.plan.noise import plan_noise
 from meshwright.plan.search import search
 from meshwright.plan.stack import STACKS
 from meshwright.predict.exact import exact_prediction
@@ -88,8 +88,8 @@ def _choice(run: MeasuredRun, stack: Software) -> Choice:
     features = _features(run)
     job = run.job(stack)
     runner = STACKS["bridge" if run.workload.adapters else "megatron"]  # Megatron-LM itself does not train adapters
-    found = search(job, features=features, keep=1, stack=runner, noise=run_noise())
-    unhidden = search(job, features=replace(features, overlap_tp=False), keep=1, stack=runner, noise=run_noise())
+    found = search(job, features=features, keep=1, stack=runner, noise=plan_noise())
+    unhidden = search(job, features=replace(features, overlap_tp=False), keep=1, stack=runner, noise=plan_noise())
     best = found.layouts[0]
     chosen, other = (exact_prediction(predict(job, Layouts.of([layout]))) for layout in (run.layout, best))
     gaps = {part: float(chosen.parts[part][0] - other.parts[part][0]) for part in PARTS}

@@ -44,7 +44,7 @@ def _tier(lab: Lab, name: str, size: int, bits_per_s: float, latency_s: float) -
         bytes_per_s=bits_per_s / 8,
         latency_s=latency_s,
         num_planes=lab.num_planes,
-        routing="hashed" if lab.num_planes > 1 else "adaptive",
+        routing="hashed" if lab.num_planes > 1 and not lab.is_spread else "adaptive",
     )
 
 

@@ -44,6 +44,7 @@ class Lab:
     rail_bits_per_s: float = 2e9  # between a host and its rack
     uplink_bits_per_s: float = 1e8  # between a rack and the spine
     num_planes: int = 1
+    is_spread: bool = False  # with several planes: whether pairs of hosts have a plane each, and are not hashed onto one
     has_slurm: bool = False  # a Slurm whose nodes are the hosts
     has_ssh: bool = False  # an ssh server on each host
 
@@ -90,7 +91,8 @@ class Lab:
     @property
     def words(self) -> str:
         """The lab in a few words."""
-        planes = f", {self.num_planes} planes" if self.num_planes > 1 else ""
+        routed = "spread" if self.is_spread else "hashed"
+        planes = f", {self.num_planes} planes ({routed})" if self.num_planes > 1 else ""
         rates = f"rail {rate_text(self.rail_bits_per_s)}, uplink {rate_text(self.uplink_bits_per_s)}"
         services = (", with Slurm" if self.has_slurm else "") + (", with ssh" if self.has_ssh else "")
         return f"{self.num_racks} racks x {self.num_hosts} hosts x {self.num_ranks} ranks, {rates}{planes}{services}"

@@ -121,9 +121,21 @@ def _address_commands(lab: Lab, host: Host) -> Iterator[Command]:
     yield "ip", "-n", namespace, "link", "set", lab.interface, "up"
     for other in lab.hosts:
         if other != host:
+            if lab.is_spread:
+                yield from _spread_routes(lab, host, other)
+                continue
             hops = [("nexthop", "via", lab.plane_address(other, plane), "dev", f"eth{plane}") for plane in range(lab.num_planes)]
             route = ("route", "add", f"{lab.address(other)}/32", "src", lab.address(host))
             yield "ip", "-n", namespace, *route, *(word for hop in hops for word in hop)
+
+
+def _spread_routes(lab: Lab, host: Host, other: Host) -> Iterator[Command]:
+    """Routes to another host's own address: through the plane of its number, and through the next one where that plane is lost."""
+    for choice in range(lab.num_planes):
+        plane = (other.number + choice) % lab.num_planes
+        hop = ("via", lab.plane_address(other, plane), "dev", f"eth{plane}")
+        route = ("route", "add", f"{lab.address(other)}/32", *hop, "src", lab.address(host), "metric", str(10 + choice))
+        yield "ip", "-n", lab.namespace(host), *route
 
 
 def rate_commands(link: Link, bits_per_s: float) -> Iterator[Command]:

@@ -6,7 +6,7 @@ from meshwright.arguments import check_type
 from meshwright.job import Job
 from meshwright.plan.candidates import fixed_by
 from meshwright.plan.features import Features
-from meshwright.plan.noise import run_noise
+from meshwright.plan.noise import plan_noise
 from meshwright.plan.search import Progress, check_kept, search
 from meshwright.plan.stack_choice import chosen_stack
 from meshwright.predict.footprint import reserve_for
@@ -24,8 +24,8 @@ def best_forecasts(
 ) -> list[Forecast]:
     """Forecasts of the best layouts of a job by step time; `layout` fixes some of the choices, `stack` names the stack that must run them.
 
-    Layouts whose difference is smaller than that between runs of one layout are equal; of these, the one with more memory to spare comes
-    first.
+    Layouts whose predicted difference is smaller than the usual error of such a difference are equal; of these, the one with more memory
+    to spare comes first.
     """
     check_kept(keep)
     check_type("features", features, Features | None, "search")
@@ -33,6 +33,6 @@ def best_forecasts(
     job, chosen = chosen_stack(job, stack, fixed)
     reserve_bytes = reserve_for(job.cluster.accelerator)
     found = search(
-        job, features=features, fixed=fixed, keep=keep, reserve_bytes=reserve_bytes, stack=chosen, noise=run_noise(), progress=progress
+        job, features=features, fixed=fixed, keep=keep, reserve_bytes=reserve_bytes, stack=chosen, noise=plan_noise(), progress=progress
     )
     return [forecast(job, one) for one in found.layouts]

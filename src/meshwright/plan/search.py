@@ -68,7 +68,7 @@ class Found:
 
     layouts: tuple[Layout, ...]
     step_s: tuple[float, ...]  # from the exact schedule
-    num_equal: int  # how many of the first layouts are equal, given how much runs of one layout differ
+    num_equal: int  # how many of the first layouts are equal, given how far predicted differences are off
     num_layouts: int  # legal, fitting, fully priced
     num_pruned: int  # legal, dropped unpriced: a lesser choice fits, or the degrees' bound is too slow already
     num_unfit: int  # legal, but too large for the memory

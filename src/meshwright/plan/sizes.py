@@ -18,7 +18,7 @@ from meshwright.job import Job
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, run_energy, run_time
-from meshwright.plan.noise import run_noise
+from meshwright.plan.noise import plan_noise
 from meshwright.plan.objective import Aim, Floor, floor
 from meshwright.plan.search import Found, check_kept, least_of, search
 from meshwright.plan.stack import ANY
@@ -119,7 +119,7 @@ def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
         reserve_bytes=ask.reserve_bytes,
         measure=measure,
         stack=ask.stack,
-        noise=run_noise(),
+        noise=plan_noise(),
         progress=lambda done, total: progress(name, done, total),
     )
     plans = [forecast(ask.job, layout, terms=ask.terms) for layout in found.layouts]

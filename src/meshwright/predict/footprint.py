@@ -73,6 +73,18 @@ class _Shapes:
     model: Model
     recipe: Recipe
     adapters: Adapters | None
+    imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean
+
+    @staticmethod
+    def of(model: Model, workload: Workload, recipe: Recipe | None) -> _Shapes:
+        return _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters, workload.expert_imbalance)
+
+    def routed_more(self, layouts: Layouts) -> Column:
+        """How many more tokens than the mean the busiest rank's routed experts get, as a share of the mean.
+
+        One rank is taken as the busiest in all layers. No rank gets more than all tokens.
+        """
+        return np.asarray(np.minimum(self.imbalance, layouts.ep) - 1.0)
 
     @property
     def num_inner(self) -> int:
@@ -202,15 +214,24 @@ class _Shapes:
         shapes = (experts.num_experts, experts.num_active, experts.hidden, experts.num_shared * experts.hidden, self.num_inner)
         return memory.experts_saved_bytes(self.model.hidden, *shapes, self.kept("mlp"))
 
-    @cached_property
-    def backward(self) -> float:
+    def routed_saved(self, layouts: Layouts) -> Column:
+        """Bytes per token that routed experts save in a layer, after what is dropped."""
+        experts = self.model.experts
+        if not experts:
+            return np.zeros(len(layouts))
+        saved = memory.routed_saved_bytes(self.model.hidden, experts.num_active, experts.hidden, self.num_inner, self.kept("mlp"))
+        shrunk = max(self.recipe.preactivation_bytes - 1.0, 0.0) * self.num_inner * experts.num_active * experts.hidden
+        return np.asarray(saved - layouts.recomputes("act_fp8") * shrunk - layouts.recomputes("moe_act") * self.expert_activations)
+
+    def backward(self, layouts: Layouts) -> Column:
         """Bytes besides the saved ones in the backward pass of the fuller kind of layer."""
         model, experts = self.model, self.model.experts
         dense = memory.mlp_backward_bytes(model.hidden, model.ffn_hidden, self.num_inner, self.recipe) if model.num_dense_layers else 0.0
         if not experts:
-            return dense
-        routed = memory.experts_backward_bytes(model.hidden, experts.num_active, experts.hidden, self.num_inner, self.recipe)
-        return max(dense, routed)
+            return np.full(len(layouts), dense)
+        shape = (model.hidden, experts.num_active, experts.hidden, self.num_inner, self.recipe)
+        more = self.routed_more(layouts) * memory.routed_backward_bytes(*shape)
+        return np.maximum(dense, memory.experts_backward_bytes(*shape) + more)
 
 
 def _kept_width(products: tuple[Product, ...]) -> int:
@@ -304,7 +325,7 @@ def stage_rows(priced: Footprint, row: int = 0) -> tuple[StageMemory, ...]:
 
 
 def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None, stage: NDArray[np.int64], is_own: bool) -> Footprint:
-    shapes = _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters)
+    shapes = _Shapes.of(model, workload, recipe)
     split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     cut = _Cut.of(shapes, layouts, split, stage)
     weights, gradients, optimizer = _static_bytes(shapes, layouts, cut, is_own)
@@ -342,7 +363,7 @@ def _every_recompute() -> Layouts:
 
 def kept_bytes(model: Model, workload: Workload, recipe: Recipe | None = None) -> Column:
     """Bytes that a layer keeps of a token for its backward, averaged over the layers, by the kind of recomputing (`RECOMPUTE`)."""
-    shapes, layouts = _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters), _every_recompute()
+    shapes, layouts = _Shapes.of(model, workload, recipe), _every_recompute()
     split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     cut = _Cut.of(shapes, layouts, split, np.zeros((1, 1), dtype=np.int64))
     return np.asarray((_saved_bytes(shapes, layouts, cut) / cut.layers)[0])
@@ -459,6 +480,7 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     hidden = shapes.recipe.tensor_bytes * shapes.model.hidden
     dense = np.where(drops("mlp"), hidden, shapes.dense_saved - shrunk[0] - norms[1])
     routed = shapes.experts_saved - shrunk[1] - norms[1] - drops("moe_act") * shapes.expert_activations
+    routed = routed + shapes.routed_more(layouts) * shapes.routed_saved(layouts)
     mlp = cut.dense * dense + (cut.layers - cut.dense) * routed
     exchanged = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (layouts.cp > 1)
     # With all-to-all, attention keeps its output in both orders: by heads for itself, by tokens for the projection.
@@ -479,7 +501,7 @@ def _extra_bytes(
         "mla_up_proj"
     ) * shapes.rebuilt_up
     again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
-    backward = (tokens / layouts.tp) * (shapes.backward + again)
+    backward = (tokens / layouts.tp) * (shapes.backward(layouts) + again)
     padding, tp = _padding_parameters(model, layouts), layouts.tp.astype(np.float64)
     vocab_size = model.vocab_size + padding / model.hidden
     if is_own:
@@ -497,7 +519,8 @@ def _extra_bytes(
 
 def _rebuilt_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     """Bytes per token of the fullest layer on a stage, besides its input, when full recompute computes it again."""
-    mlp = np.maximum((cut.dense > 0) * shapes.dense_saved, (cut.layers > cut.dense) * shapes.experts_saved)
+    routed = shapes.experts_saved + shapes.routed_more(layouts) * shapes.routed_saved(layouts)
+    mlp = np.maximum((cut.dense > 0) * shapes.dense_saved, (cut.layers > cut.dense) * routed)
     beside = shapes.attention_saved + shapes.copied_saved(layouts) - shapes.recipe.tensor_bytes * shapes.model.hidden
     return np.where(cut.layers > 0, mlp + beside, 0.0)
 

@@ -22,7 +22,6 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.predict import software as sw
 from meshwright.predict.footprint import adapter_sides, kept_bytes, recipe_for
 from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
 
@@ -110,7 +109,7 @@ class Inputs:
     expert_sync_s: Value = 0.0  # for which a layer with experts waits until its host knows how many tokens each expert got, each way
     expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
     expert_hidden: Value = 0.0  # share of the experts' all-to-all that is hidden behind compute if it is overlapped
-    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that is hidden behind products if it is overlapped
+    tp_hidden: Value = np.nan  # share of tensor traffic that is hidden behind products if it is overlapped; NaN: as fitted for all software
     sends_once: Value = 0.0  # 1 if a token is sent only once to a rank or domain with several of its experts
 
 
@@ -163,7 +162,7 @@ def _software(job: Job) -> dict[str, Any]:
         "log_products": effects.log_products,
         "score_bytes": effects.score_bytes,
         "host_s": effects.host_s,
-        "tp_hidden": sw.TP_HIDDEN if effects.tp_hidden is None else effects.tp_hidden,
+        "tp_hidden": np.nan if effects.tp_hidden is None else effects.tp_hidden,
     }
     if model.experts is None:
         return found

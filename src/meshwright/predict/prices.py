@@ -245,7 +245,7 @@ class Pricer:
     def tensor_s(self) -> Column:
         """Seconds of tensor traffic in one direction of a layer, hidden or not: two gathers and two scatters of the hidden states."""
         payload = self.tokens * self.q.hidden * BF16_BYTES
-        return np.asarray(4 * gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s))
+        return np.asarray(4 * (gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s) + sw.COLLECTIVE_S * (self.tp > 1)))
 
     def exposed_tensor_s(self, products: tuple[Column, Column]) -> tuple[Column, Column]:
         """Seconds that tensor traffic adds to a layer, both ways: at least the time by which it is longer than the products next to it."""
@@ -259,7 +259,8 @@ class Pricer:
         Products exchange pieces through memory that ranks map from each other (Transformer Engine's userbuffers, PyTorch's symmetric
         memory), which works only within a node or a scale-up domain.
         """
-        share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, self.q.tp_hidden)
+        own = np.asarray(self.q.tp_hidden, dtype=np.float64)
+        share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, np.where(np.isnan(own), self.c.tp_hidden, own))
         hides = (self.l.overlap_tp > 0) & self.hides & ~self._crosses_fabric("tp")
         return np.where(hides, share, 0.0)
 
@@ -345,20 +346,33 @@ class Pricer:
     def message_s(self) -> Column:
         """Seconds of the hidden states of one micro-batch from one stage to the next."""
         message = self.tokens * self.q.hidden / self.tp * BF16_BYTES
-        return np.asarray(neighbour_s(message, self.placement.members["pp"], self.tier_bytes_per_s, self.q.tier_latency_s))
+        return np.asarray(neighbour_s(message, self.placement.members["pp"], self._message_bytes_per_s(), self.q.tier_latency_s))
+
+    def _message_bytes_per_s(self) -> Column:
+        """Rates of the tiers for messages between stages. Flows that are hashed onto single paths slow each other down only while several
+        are on their way, and the ports are idle for most of a step: so a hashed fabric slows messages by the share of time in use."""
+        hashed = self.q.tier_is_hashed > 0
+        if not hashed.any():
+            return self.tier_bytes_per_s
+        alone = self.tier_bytes_per_s * np.where(hashed, 1 / np.asarray(self.c.hashed_efficiency), 1.0)
+        crowded = 1 + (1 / np.asarray(self.c.hashed_efficiency) - 1) * self._port_share()
+        return np.asarray(alone / np.where(hashed, crowded, 1.0))
 
     def message_share(self) -> Column:
-        """Share of time in which a rank's port to the fabric carries messages between stages, beside the traffic of replicas.
+        """Share of time in which a rank's port to the fabric carries messages between stages, beside the traffic of replicas."""
+        both = self._crosses_fabric("pp") & self._crosses_fabric("dp")
+        return np.where(both, self._port_share(), 0.0) if both.any() else np.zeros_like(self.tokens)
+
+    def _port_share(self) -> Column:
+        """Share of time in which messages between stages use a rank's port, if they go through it.
 
         A chunk sends one message forward and one back, in the time of its forward and of a backward twice as long.
         """
-        both, q = self._crosses_fabric("pp") & self._crosses_fabric("dp"), self.q
-        if not both.any():
-            return np.zeros_like(self.tokens)
+        q = self.q
         sent_s = 2 * self.tokens * q.hidden / self.tp * BF16_BYTES / q.tier_bytes_per_s[-1]  # at line rate
         active = np.asarray(q.layer_parameters) + q.experts_per_token * np.asarray(q.expert_parameters) / q.num_experts
         flops = (2 * active + q.attention_flops) * self.tokens / self.tp * np.asarray(q.num_layers) / (self.pp * self.vp)
-        return np.where(both, sent_s / (sent_s + 3 * flops / self.matmul_flops_per_s), 0.0)
+        return np.asarray(sent_s / (sent_s + 3 * flops / self.matmul_flops_per_s))
 
     def parameters(self, split: Split) -> tuple[Column, Column]:
         """Trained parameters on the fullest rank: those all data-parallel ranks share, and routed experts."""
@@ -455,8 +469,13 @@ class Pricer:
         return np.zeros_like(self.tokens)
 
     def sender_share(self) -> Any:
-        """Of a message between stages, what its sender stands still for."""
-        return np.where((self.l.overlap_pp > 0) & self.hides, sw.PP_EXPOSED, 1.0)
+        """Of a message between stages, what its sender stands still for: little, if the layout overlaps messages and kernels can pass them.
+
+        To overlap tensor traffic, stacks launch everything through one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1), unless the step is
+        a CUDA graph: there, kernels wait behind a message. Rows that differ in their number of chunks show it (docs/accuracy.md).
+        """
+        one_queue = ~self.graphs & (self.l.overlap_tp > 0) & (self.tp > 1)
+        return np.where((self.l.overlap_pp > 0) & ~one_queue & self.hides, sw.PP_EXPOSED, 1.0)
 
     def sent_s(self, message_s: Column, chunk_s: Column) -> Column:
         """Seconds that a sender stands still for a message: never less than what outlasts the chunk computed meanwhile."""
@@ -659,8 +678,9 @@ class MeasuredPricer(Pricer):
         return self.exchange_s("all-reduce", STEP_SUM_BYTES, self.ranks) + self.wait_s("all-reduce", STEP_SUM_BYTES, self.together)
 
     def sender_share(self) -> Any:
-        """All of it where cores are shared: who sends in the background takes the time of who computes."""
-        return 1.0 if self.m.profile.shares_cores else super().sender_share()
+        """All of it where cores are shared: who sends in the background takes the time of who computes. Else our own trainer launches
+        messages beside its kernels, through queues of their own."""
+        return 1.0 if self.m.profile.shares_cores else np.where((self.l.overlap_pp > 0) & self.hides, sw.PP_EXPOSED, 1.0)
 
     def core_share(self, total_s: Column, working_s: Column, times: ChunkTimes) -> Any:
         """Work of all stages over the time that a pipeline of their own cores would take, but no faster than a core for each; and

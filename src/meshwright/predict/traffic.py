@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.describe.model import Model
+from meshwright.describe.model import LatentAttention, Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
@@ -133,13 +133,31 @@ def _layer(model: Model, tp: int) -> tuple[Parameter, ...]:
     out_bias = model.biases or model.attention_biases
     in_bias = out_bias or model.qkv_biases
     found = [*_norm(model, "attention_norm")]
-    found += _linear("attention.qkv", (query + 2 * key, hidden), in_bias, bias_is_cut=True, num_copied=2 * key if copies > 1 else 0)
-    found += _linear("attention.o", (hidden, query), out_bias, bias_is_cut=False)
+    found += [Parameter("attention.sinks", (model.num_heads // tp,), True)] if model.attention_sinks else []
+    if model.latent is None:
+        found += _linear("attention.qkv", (query + 2 * key, hidden), in_bias, bias_is_cut=True, num_copied=2 * key if copies > 1 else 0)
+        found += [Parameter(f"attention.{name}.weight", (model.head_dim,), False) for name in ("q_norm", "k_norm") if model.qk_norm]
+    else:
+        found += _latent(model, model.latent, tp)
+    found += _linear("attention.o", (hidden, model.value_dim // tp), out_bias, bias_is_cut=False)
     found += _norm(model, "mlp_norm")
     name, width = ("mlp.gate_up", 2 * inner) if model.gated else ("mlp.up", inner)
     found += _linear(name, (width, hidden), model.biases, bias_is_cut=True)
     found += _linear("mlp.down", (hidden, inner), model.biases, bias_is_cut=False)
     return tuple(found)
+
+
+def _latent(model: Model, latent: LatentAttention, tp: int) -> Iterator[Parameter]:
+    """The products down to latent vectors, which are whole on every rank, their norms, and the products up to this rank's heads."""
+    hidden, rank = model.hidden, latent.query_rank
+    if rank:
+        yield Parameter("attention.q_down.weight", (rank, hidden), False, is_product=True)
+        yield Parameter("attention.q_down_norm.weight", (rank,), False)
+    yield Parameter(f"attention.{'q_up' if rank else 'q'}.weight", (model.query_dim // tp, rank or hidden), True, is_product=True)
+    yield Parameter("attention.kv_down.weight", (latent.key_value_rank + latent.rope_dim, hidden), False, is_product=True)
+    yield Parameter("attention.kv_down_norm.weight", (latent.key_value_rank,), False)
+    up = model.num_heads * (latent.nope_dim + latent.value_dim) // tp
+    yield Parameter("attention.kv_up.weight", (up, latent.key_value_rank), True, is_product=True)
 
 
 def _norm(model: Model, name: str) -> list[Parameter]:
@@ -221,7 +239,7 @@ class Step:
 
 def is_counted_whole(model: Model, workload: Workload) -> bool:
     """Whether all parameters are counted: a dense model that is trained completely, as the trainer runs it."""
-    foreign = (model.experts, model.latent, model.qk_norm, model.attention_sinks, model.num_prediction_layers, workload.adapters)
+    foreign = (model.experts, model.num_prediction_layers, workload.adapters)
     return not any(foreign)
 
 
@@ -252,11 +270,11 @@ def merged(found: Iterable[Flow]) -> tuple[Flow, ...]:
 
 
 def tensor_flows(step: Step) -> Iterator[Flow]:
-    """Tensor parallelism: hidden states gathered and scattered, the sequence's parts of the ends, and the loss.
+    """Tensor parallelism: hidden states and latent vectors gathered and scattered, the sequence's parts of the ends, and the loss.
 
     A rank keeps its own part of a gathered input, so that the backward gathers each input again: by itself, or by recomputing the layer or
     its MLP. Recomputing a layer also repeats its first scatter, but not the last one, whose result the backward does not need; recomputing
-    its MLP alone repeats that one.
+    its MLP alone repeats that one. Latent vectors are gathered once for a forward, and kept: only recomputing the layer gathers them again.
     """
     tp, m = step.layout.tp, step.num_micro_batches
 
@@ -264,11 +282,18 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
         return Flow(axis="tp", what=what, kind=kind, num_ranks=tp, payload_bytes=payload_bytes, count=count)
 
     passes, again, mlp = m * step.num_layers, step.layout.recompute == "full", step.layout.has_part("mlp")
-    yield flow("layers forward", GATHER, step.hidden_bytes, 2 * passes)
+    latent = step.model.latent
+    gathers = 1 if latent and latent.query_rank else 2  # of hidden states in a layer: for attention and for the MLP
+    yield flow("layers forward", GATHER, step.hidden_bytes, gathers * passes)
     yield flow("layers forward", SCATTER, step.hidden_bytes, 2 * passes)
     yield flow("layers backward", GATHER, step.hidden_bytes, 2 * passes)
-    yield flow("layers backward", SCATTER, step.hidden_bytes, 2 * passes)
-    yield flow("layers again", GATHER, step.hidden_bytes, 2 * passes)
+    yield flow("layers backward", SCATTER, step.hidden_bytes, gathers * passes)
+    yield flow("layers again", GATHER, step.hidden_bytes, gathers * passes)
+    if latent:
+        vectors = step.tokens * (latent.query_rank + latent.key_value_rank + latent.rope_dim) * step.sizes.activation
+        yield flow("latent vectors forward", GATHER, vectors, passes)
+        yield flow("latent vectors again", GATHER, vectors, passes * again)
+        yield flow("latent vectors backward", SCATTER, vectors, passes)
     yield flow("layers again", SCATTER, step.hidden_bytes, passes * (again + mlp))
     if step.is_first:
         yield flow("embedding forward", SCATTER, step.hidden_bytes, m)
@@ -343,7 +368,7 @@ def context_flows(step: Step) -> Iterator[Flow]:
     def flow(what: str, kind: str, payload_bytes: int, count: int) -> Flow:
         return Flow(axis="cp", what=what, kind=kind, num_ranks=cp, payload_bytes=payload_bytes, count=count)
 
-    key_value = 2 * element * step.model.kv_dim * step.model.key_copies(layout.tp) // layout.tp
+    key_value = 2 * element * _key_width(step.model) * step.model.key_copies(layout.tp) // layout.tp
     again = passes * (layout.recompute == "full" or layout.has_part("selective"))
     if layout.cp_kind == "ring":
         yield flow("keys and values forward", MESSAGE, key_value, (cp - 1) * passes)
@@ -365,7 +390,15 @@ def context_flows(step: Step) -> Iterator[Flow]:
 
 def _switched(model: Model) -> tuple[tuple[str, int], ...]:
     """What an all-to-all moves from tokens to heads and back, and its width."""
+    if model.latent:
+        width = _key_width(model)
+        return ("queries", width), ("keys", width), ("values", width), ("attended", width)
     return ("queries", model.query_dim), ("keys", model.kv_dim), ("values", model.kv_dim), ("attended", model.value_dim)
+
+
+def _key_width(model: Model) -> int:
+    """Width of the keys of all heads as attention has them; those of latent vectors are as wide as their values, or the other way round."""
+    return model.num_heads * model.attended_dim if model.latent else model.kv_dim
 
 
 def pipeline_flows(step: Step) -> Iterator[Flow]:

@@ -23,7 +23,7 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.job import Job
-from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, UNKNOWN, class_of
+from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, UNKNOWN, UNTUNED, class_of
 from meshwright.predict.software import is_fitted
 from meshwright.units import parameters, si
 
@@ -71,21 +71,37 @@ def interval(job: Job, table: Mapping[str, Any] | None = None) -> Interval:
     near: the chip's generation and the kind of software were run, but not this; errors of whole families left out.
     far: a chip or software of a kind that no constant was fitted for; errors on those that were measured all the same. Also whatever is
     beyond the sizes of all runs.
+    Unknown software may be of any class, so its interval is at least as wide as that of every class that it may be of.
     """
     found = table or residuals()
-    runs: Sequence[Entry] = found["runs"]
-    known = _widened(_compared(job, runs), job.model, job.cluster, runs)
-    return _unrouted(known, job.cluster, float(found.get("unstated_routing", 0.0)))
+    asked = _likeness(job, job.software.release)
+    own = _sized(job, asked, found)
+    if asked.software:
+        return own
+    classes = {name: _sized(job, _likeness(job, name), found) for name in UNTUNED}
+    name, widest = max(classes.items(), key=lambda item: item[1].high / item[1].low)
+    if widest.high / widest.low <= own.high / own.low:
+        return own
+    reason = f"the interval is as wide as that of {name}, which this software may be"
+    return replace(own, low=widest.low, high=widest.high, note=f"{own.note}; {reason}" if own.note else reason)
 
 
-def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
+def _likeness(job: Job, release: str) -> Likeness:
+    """What a job under a release is compared by."""
+    family = (job.cluster.accelerator.name, job.workload.precision, named_release(release))
+    return Likeness(kind=kind_of(job.model, job.workload), software=class_of(release), family=family)
+
+
+def _sized(job: Job, asked: Likeness, table: Mapping[str, Any]) -> Interval:
+    """The interval by one likeness, with the size of the job and the routing of its fabric."""
+    runs: Sequence[Entry] = table["runs"]
+    known = _widened(_compared(job, asked, runs), job.model, job.cluster, runs)
+    return _unrouted(known, job.cluster, float(table.get("unstated_routing", 0.0)))
+
+
+def _compared(job: Job, asked: Likeness, runs: Sequence[Entry]) -> Interval:
     """The interval of the closest pool of runs, for any size of the job."""
-    model, cluster, workload, stack = job.model, job.cluster, job.workload, job.software
-    asked = Likeness(
-        kind=kind_of(model, workload),
-        software=class_of(stack.release),
-        family=(cluster.accelerator.name, workload.precision, named_release(stack.release)),
-    )
+    model, cluster, stack = job.model, job.cluster, job.software
     fitted = [run for run in runs if run["fitted"]]
     chip = cluster.accelerator
     if not is_fitted(chip) and chip.architecture not in stack.further and not stack.profile:
@@ -94,12 +110,14 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
         named = stack.release != UNKNOWN  # otherwise its own note says it
         return _far(fitted, f"no factor was fitted for {stack.release} or software of its kind" if named else "")
     beyond = _beyond(asked, fitted, model.num_parameters, cluster)
-    if not stack.known:  # its own note says what it was taken as
+    if not stack.known and asked.software == class_of(stack.release):  # its own note says what it was taken as
         if asked.software not in (MLPERF, NEMO):
             return _far(fitted, beyond)
         return _near(asked, fitted, beyond or f"nothing was measured with {stack.name}")
     if not beyond:
         return _measured(asked, fitted)
+    if asked.kind == "experts" and not any(run["kind"] == "experts" and _family(run)[2] == asked.family[2] for run in fitted):
+        return _far(fitted, f"no mixture of experts was measured with {asked.family[2]}")  # dense runs of it say nothing about experts
     num_own = sum(class_of(run["family"][2]) == asked.software for run in fitted)
     if asked.software not in (MLPERF, NEMO) and num_own < FEWEST:  # runs of other software say little about this one
         return _far(fitted, beyond)
@@ -223,7 +241,11 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, clu
     alike = _alike(asked)
     own = [run for run in fitted if alike(run) and _family(run) == asked.family]
     if not own:
-        return f"no {_named(asked)} measured with {' '.join(asked.family)}"
+        kinds = {run["kind"] for run in fitted if class_of(run["family"][2]) == asked.software}
+        if asked.kind in kinds:
+            return f"{_named(asked)} were measured, but not with {' '.join(asked.family)}"
+        others = " and ".join(words for kind, words in JOBS.items() if kind in kinds)
+        return f"of {ORIGIN[asked.software]}, only {others} were measured" if others else f"no {_named(asked)} were measured"
     num_accelerators, most = cluster.num_accelerators, max(run["num_accelerators"] for run in own)
     if num_accelerators > FAR_FACTOR * most:
         return f"{num_accelerators:,} accelerators; the most measured with {' '.join(asked.family)} are {most:,}"

@@ -11,7 +11,7 @@ from meshwright.record.lines import number, required_number, whole_number
 
 PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exposed_ep", "bubble", "optimizer", "data", "overhead")
 PART_NAMES = {part: part.replace("_", " ") for part in PARTS}  # for people: all tables, pages and sentences use these names
-SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is not steady
+SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart", "membership")  # events after which the next step is not steady
 ENDS = ("finished", "stopped")  # events that end simulated weeks; they also contain the time since the last interruption
 MEAN_PARTS = "mean_parts_s"  # in the start event of simulated weeks: the parts of their mean step
 LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and the time is still a valid date

@@ -75,6 +75,15 @@ def _lock(fd: int, folder: Path) -> None:
             raise refusal("cannot lock the run's folder", folder, error) from None
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process writes the run in `folder` now."""
+    try:
+        check_free(folder)
+    except Held:
+        return True
+    return False
+
+
 def check_free(folder: Path) -> None:
     """Raise an error if a process writes the run in `folder` now."""
     if (folder / LOCK).exists():

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, Layout
 from meshwright.plan.explain import AxisTraffic, Change, Explanation, explain
-from meshwright.plan.noise import run_noise, run_spreads
+from meshwright.plan.noise import difference_errors, plan_noise, run_noise
 from meshwright.plan.objective import Limit
 from meshwright.plan.planned import Comparison, Planned
 from meshwright.plan.sizes import Searched
@@ -94,10 +94,9 @@ def _equal(found: Planned) -> Iterator[str]:
     count = found.best.found.num_equal
     if count > 1:
         yield (
-            f"#1 to #{count} are equal: closer to the fastest than the {per_cent(run_noise())} by which runs of one layout differ "
-            f"(nine of ten "
-            f"of {len(run_spreads())} measured layouts). Of equal plans, one with more memory to spare comes first (up to a fifth of it), "
-            "then one with fewer unusual choices."
+            f"#1 to #{count} are equal: within {per_cent(plan_noise())} of the fastest. A predicted difference between two runs is wrong "
+            f"by up to as much (four of five of {len(difference_errors())} measured pairs). Of equal plans, one with more memory to spare "
+            "comes first (up to a fifth of it), then one with fewer unusual choices."
         )
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from meshwright.train.data.samples import Batch, Prefetcher, SampleSource
 from meshwright.train.job import TrainingJob
-from meshwright.train.parallel.batches import Deal, even_deal, micro_batch, sample_numbers
+from meshwright.train.parallel.batches import Deal, even_deal, micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 
@@ -18,7 +18,8 @@ class Feed:
 
     def __init__(self, job: TrainingJob, mesh: Mesh, samples: SampleSource, first: int) -> None:
         self.job, self.mesh, self.samples = job, mesh, samples
-        self.deal: Deal = even_deal(job.plan.layout, job.plan.workload.global_batch)
+        self.deal: Deal = even_deal(mesh.layout, job.plan.workload.global_batch)
+        self._end = first + job.plan.workload.global_batch  # of the next batch: samples beyond it are no part of it
         self.last_wait_s = 0.0  # for which the last batch was waited for
         self._returned: deque[Sequence[MicroBatch]] = deque()
         self._ahead = Prefetcher(samples, self._numbers(first))
@@ -30,7 +31,8 @@ class Feed:
             return self._returned.popleft()
         batch = next(self._ahead)
         self.last_wait_s = self._ahead.last_wait_s
-        return self._on_device(batch)
+        end, self._end = self._end, self._end + self.job.plan.workload.global_batch
+        return self._on_device(batch, end)
 
     def put_back(self, batches: Sequence[Sequence[MicroBatch]]) -> None:
         """Return the batches of steps that were not applied, in the order of the steps."""
@@ -40,7 +42,7 @@ class Feed:
         """Deal the micro-batches differently from sample `first` on, which the next step begins with."""
         self._ahead.close()
         self._returned.clear()
-        self.deal = deal
+        self.deal, self._end = deal, first + self.job.plan.workload.global_batch
         self._ahead = Prefetcher(self.samples, self._numbers(first))
 
     def __enter__(self) -> Feed:
@@ -51,17 +53,18 @@ class Feed:
 
     def _numbers(self, first: int) -> Iterator[list[int]]:
         """Numbers of the samples in this rank's part of every batch, from `first` on, without end."""
-        layout, batch_size, deal = self.job.plan.layout, self.job.plan.workload.global_batch, self.deal
+        layout, batch_size, deal = self.mesh.layout, self.job.plan.workload.global_batch, self.deal
         while True:
             groups = sample_numbers(layout, self.mesh.dp.index, first, batch_size, deal)
             yield [number for group in groups for number in group]
             first += batch_size
 
-    def _on_device(self, batch: Batch) -> list[MicroBatch]:
-        """A batch as it was read, divided into micro-batches and moved to this rank's device."""
+    def _on_device(self, batch: Batch, end: int) -> list[MicroBatch]:
+        """A batch as it was read, divided into micro-batches and moved to this rank's device. Samples from `end` on carry no loss."""
         workload, size = self.job.plan.workload, self.mesh.layout.micro_batch
         cuts = [slice(i, i + size) for i in range(0, len(batch.numbers), size)]
-        return [
-            micro_batch((batch.tokens[cut], batch.labels[cut], batch.documents[cut]), batch.numbers[cut].tolist(), workload, self.mesh)
-            for cut in cuts
-        ]
+        arrays = batch.tokens, batch.labels, batch.documents
+        if batch.numbers[-1] >= end:  # the batch does not divide evenly among the replicas
+            arrays = without_loss(arrays, (batch.numbers < end).tolist())
+        tokens, labels, documents = arrays
+        return [micro_batch((tokens[cut], labels[cut], documents[cut]), batch.numbers[cut].tolist(), workload, self.mesh) for cut in cuts]

@@ -25,6 +25,7 @@ class Incident:
     message: str  # what broke, in one line
     noticed_s: float  # when it was noticed, by the monotonic clock
     silent_s: float = 0.0  # from the last step on record until then: a hang takes a while to notice
+    action: str = ""  # what was done, if not a restart from a checkpoint
     step_times_s: Mapping[int, float] = field(default_factory=dict)  # of the steps on record, by number: those after a checkpoint are lost
 
     def lost(self, restarted_step: int) -> tuple[int, float]:
@@ -41,15 +42,18 @@ class Incidents:
         self._furthest = -1
         self._num_without_progress = 0
 
-    def refusal(self, incident: Incident) -> str:
-        """Add a fault; return why the run should not be started again, or an empty text."""
+    def refusal(self, incident: Incident, most_alike: int = 1) -> str:
+        """Add a fault; return why the run should not be started again, or an empty text.
+
+        `most_alike`: how often the same may happen at the same step. A replica that is lost may be killed again by chance.
+        """
         before = [one for one in self.all if (one.reason, one.step) == (incident.reason, incident.step)]
         self.all.append(incident)
         self._num_without_progress = 0 if incident.step > self._furthest else self._num_without_progress + 1
         self._furthest = max(self._furthest, incident.step)
         if incident.reason in LASTING:
             return "it would fail again"
-        if before:
+        if len(before) >= most_alike:
             return f"the same happened at step {incident.step} before (incident {before[-1].number}), after a restart from a checkpoint"
         if self._num_without_progress >= MOST_WITHOUT_PROGRESS:
             return f"{self._num_without_progress} restarts in a row came no further than step {self._furthest}"

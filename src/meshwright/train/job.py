@@ -12,10 +12,12 @@ from typing import Any
 
 from meshwright.describe.workload import Training
 from meshwright.errors import InputError
+from meshwright.layout import Layout
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
 from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings
 from meshwright.train.incidents import Incident
+from meshwright.train.membership import Membership, layout_with
 from meshwright.train.tuning.dataset import DataSet
 
 READ_BYTES = 1 << 20  # of each end of a file
@@ -54,13 +56,22 @@ class TrainingJob:
     after: Incident | None = None  # the fault after which the run goes on by itself
     skip_batches: int = 3  # most batches to leave out in 1,000 steps, because their loss is not finite or far too high
     spike_deviations: float = 20.0  # a loss so many standard deviations above the last ones is not applied; 0: any finite one is
+    rebalances: bool = False  # whether slow replicas get fewer micro-batches
     bad_nodes: Path | None = None  # the list for nodes whose hardware is suspect; None: bad-nodes.json beside the run
+    dp: int | None = None  # replicas now, if they are not as many as in the plan
+    memberships: tuple[Membership, ...] = ()  # from which step on the run has how many replicas; empty: as in the plan
+    memory_steps: int = 1  # between two checkpoints in memory, where replicas divide a state among them; 0: none
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return self.runs / self.name
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the replicas that the run has now."""
+        return self.plan.layout if self.dp in (None, self.plan.layout.dp) else layout_with(self.plan.layout, self.dp or 1)
 
     @property
     def training(self) -> Training:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import NoReturn
@@ -29,6 +30,7 @@ from meshwright.train.health.watch import EXIT_HUNG
 from meshwright.train.sealed import SealedStore
 
 LOCALHOST = "127.0.0.1"
+OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
 EXIT_INPUT, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
 MEETING_S = 60.0  # time in which ranks must find each other; `--rendezvous-timeout` changes it
 AGREEMENT_S = 1800.0  # rank 0 may read a whole checkpoint before it decides
@@ -96,7 +98,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class _Child:
+class Child:
     """The process of one rank, and the pipe through which it reports how it ended."""
 
     rank: int
@@ -141,7 +143,7 @@ class _Child:
         return f"rank {self.rank} was killed by {signal.Signals(self.signal).name}{often}"
 
 
-def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[Failure, SealedStore], None] | None = None) -> int:
+def run_ranks(num_ranks: int, body: Callable[[Place], object], failed: Callable[[Failure, SealedStore], None] | None = None) -> int:
     """Run `body` on `num_ranks` forked processes, and return one exit status for all of them.
 
     SIGTERM, SIGHUP and Ctrl-C are forwarded as SIGTERM: ranks then save and stop. A second Ctrl-C kills them. If the ranks end too early,
@@ -149,49 +151,71 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
     """
     with suppress(OSError):
         sys.stdout.flush()  # otherwise every rank would print the buffered text
-    children: list[_Child] = []
+    children: list[Child] = []
     failed_s: float | None = None
     secret = os.urandom(32)  # other users of this machine reach the store; the ranks are forked, so nobody else learns it
-    with _handing_on(children) as asked:
+    with handing_on(children) as asked:
         server = _start(num_ranks, body, children, secret)
         try:
-            failed_s = _until_failure(children)
+            failed_s = _untilfailure_of(children)
             if failed_s is not None:
                 _tell(children)
                 _collect(children, failed_s + COLLECT_S)
         finally:
             for child in children:
                 child.end_now()
-    code, failure = _verdict(children, asked)
+    code, failure = verdict_of(children, asked)
     if failure and failed:
         failed(replace(failure, noticed_s=failed_s or time.monotonic()), SealedStore(server, secret))
     return code
 
 
-def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child], secret: bytes = b"") -> dist.Store:
+def _start(num_ranks: int, body: Callable[[Place], object], children: list[Child], secret: bytes = b"") -> dist.Store:
     """Fork the ranks into `children`, and return the store. Signals are blocked meanwhile, because a rank would handle them as its own."""
     listener = socket.create_server((LOCALHOST, 0))
     port = listener.getsockname()[1]
-    context = multiprocessing.get_context("fork")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
     try:
         for rank in range(num_ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            asked, ask = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank_main, args=(rank, num_ranks, port, theirs, asked, body, os.getpid(), before, secret), daemon=True
-            )
-            process.start()
-            theirs.close()
-            asked.close()
-            children.append(_Child(rank, process, ours, ask))
+            children.append(forked(rank, partial(_placed, rank, num_ranks, port, body, secret), before))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return dist.TCPStore(LOCALHOST, port, num_ranks, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach())
 
 
+def forked(rank: int, body: Callable[[Connection, Connection], None], mask: set[int | signal.Signals]) -> Child:
+    """A new process that runs `body` as a rank; it gets the pipes from and to this process. `mask` has the signals that it may receive."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    asked, ask = context.Pipe(duplex=False)
+    process = context.Process(target=_rank_main, args=(rank, theirs, asked, body, os.getpid(), mask), daemon=True)
+    process.start()
+    theirs.close()
+    asked.close()
+    return Child(rank, process, ours, ask)
+
+
+def _placed(
+    rank: int, num_ranks: int, port: int, body: Callable[[Place], object], secret: bytes, asked: Connection, end: Connection
+) -> None:
+    """Run `body` as one of the ranks that this machine has from start to end."""
+    store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
+    body(
+        Place(
+            rank=rank,
+            num_ranks=num_ranks,
+            local_rank=rank,
+            num_local_ranks=num_ranks,
+            store=store,
+            has_parent=True,
+            asked=asked,
+            secret=secret,
+        )
+    )
+
+
 @contextmanager
-def _handing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
+def handing_on(children: Sequence[Child]) -> Iterator[list[int]]:
     """Forward signals to the ranks as SIGTERM, and a second Ctrl-C as a kill; yields the signals that came."""
     asked: list[int] = []
 
@@ -212,9 +236,9 @@ def _handing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _until_failure(children: list[_Child]) -> float | None:
+def _untilfailure_of(children: list[Child]) -> float | None:
     """Wait until all ranks have ended, or one has failed; returns when it failed."""
-    running: dict[object, _Child] = {child.process.sentinel: child for child in children}
+    running: dict[object, Child] = {child.process.sentinel: child for child in children}
     while running:
         for sentinel in wait([child.process.sentinel for child in running.values()]):
             child = running.pop(sentinel)
@@ -226,7 +250,7 @@ def _until_failure(children: list[_Child]) -> float | None:
     return None
 
 
-def _tell(children: list[_Child]) -> None:
+def _tell(children: list[Child]) -> None:
     """Tell the remaining ranks that one has failed: they write what they wait for."""
     for child in children:
         with suppress(OSError):
@@ -234,7 +258,7 @@ def _tell(children: list[_Child]) -> None:
                 child.ask.send("failed")
 
 
-def _collect(children: list[_Child], until_s: float) -> None:
+def _collect(children: list[Child], until_s: float) -> None:
     """Wait a moment for reports of the other ranks, then end them."""
     running = [child for child in children if child.process.is_alive()]
     while running and time.monotonic() < until_s:
@@ -246,7 +270,7 @@ def _collect(children: list[_Child], until_s: float) -> None:
         child.hear()
 
 
-def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure | None]:
+def verdict_of(children: list[Child], asked: Sequence[int]) -> tuple[int, Failure | None]:
     """The exit status, and why the ranks failed, which is printed once. `asked` are the signals by which they were asked to stop."""
     num_interrupts = asked.count(signal.SIGINT)
     if num_interrupts > 1 and any(child.was_ended for child in children):
@@ -255,14 +279,14 @@ def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure
         )
     if all((child.verdict == "done" or asked) and not child.process.exitcode for child in children):
         return EXIT_INTERRUPTED if num_interrupts else 0, None
-    failure, texts = _failure(children)
+    failure, texts = failure_of(children)
     for text in dict.fromkeys(texts):
         print(text, file=sys.stderr)
     code = EXIT_HUNG if failure.reason == "hang" else failure.exit_code if failure.reason in ("exception", "input") else EXIT_FAILED
     return code or EXIT_FAILED, failure
 
 
-def _failure(children: list[_Child]) -> tuple[Failure, list[str]]:
+def failure_of(children: list[Child]) -> tuple[Failure, list[str]]:
     """Why the ranks failed, and what is printed.
 
     A rank that was killed before any other ended comes first: those that shared memory with it may fail in ways of their own. Then come
@@ -300,14 +324,11 @@ def _summary(message: str) -> str:
 
 def _rank_main(
     rank: int,
-    num_ranks: int,
-    port: int,
     end: Connection,
     asked: Connection,
-    body: Callable[[Place], None],
+    body: Callable[[Connection, Connection], None],
     parent: int,
-    mask: set[signal.Signals],
-    secret: bytes,
+    mask: set[int | signal.Signals],
 ) -> None:
     """The life of one rank, from its fork to its end. `mask` has the signals that the parent blocks."""
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -316,18 +337,7 @@ def _rank_main(
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     end_with(parent)
     try:
-        store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
-        place = Place(
-            rank=rank,
-            num_ranks=num_ranks,
-            local_rank=rank,
-            num_local_ranks=num_ranks,
-            store=store,
-            has_parent=True,
-            asked=asked,
-            secret=secret,
-        )
-        body(place)
+        body(asked, end)
     except MeshwrightError as error:
         end.send(("effect" if isinstance(error, ReportedElsewhere) else "cause", f"meshwright: {error}"))
         leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
+import torch.distributed as dist
 
+from meshwright.train.elastic.carry import Keeping
 from meshwright.train.feed import Feed
+from meshwright.train.health.balance import balanced, slowdowns
 from meshwright.train.health.damage import Comparison, SumTest
 from meshwright.train.health.garbage import Garbage
 from meshwright.train.health.gate import Gate, Guard, Trouble
@@ -38,6 +41,8 @@ from meshwright.train.saves import Saves
 from meshwright.train.sums import StepResult, Sums
 
 EVALUATION_PATIENCE_S = 600.0
+CHANGED = "changed"  # how `train` ends if replicas join or leave before the next step
+DEAL_STEPS = 50  # after which micro-batches may be dealt differently
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +66,7 @@ class Parts:
     stop: StopSignal
     limit: Limit = field(default_factory=Limit)
     tracer: Tracer | None = None
+    keeping: Keeping | None = None  # in a run whose replicas may come and go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,8 @@ class Run:
 def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) -> str:
     """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status.
 
+    `changed`: replicas join or leave before the next step.
+
     On a GPU the result of a step is read while the next step runs, so that the device never waits for the host. Before an evaluation, a
     checkpoint and the end of the run the last result is read too. A run that was stopped before an evaluation begins with it.
     """
@@ -105,6 +113,8 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
     status, guard = "finished", _guard(parts)
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
+    if parts.keeping:
+        replica.wants_change = parts.keeping.wants_change
     timer = replica.mesh.timer
     with ExitStack() as stack:
         feed = stack.enter_context(Feed(job, replica.mesh, parts.material.train, progress.samples))
@@ -120,10 +130,11 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             begun, step = taken.ended, progress.step
             evaluates = workload.is_evaluated_after(step, last)
             traced = parts.tracer is not None and parts.tracer.ends_with(step)
-            pauses = traced or evaluates or parts.saves.is_due(step) or step == last or not replica.is_late
+            deals = job.rebalances and step % DEAL_STEPS == 0
+            pauses = traced or evaluates or deals or parts.saves.is_due(step) or step == last or not replica.is_late
             results = _read(parts, run, num_left=0 if pauses else 1)
             garbage.step()
-            if any(result.stops or result.saves for result in results):
+            if any(result.stops or result.saves or result.changes for result in results):
                 results += _read(parts, run, num_left=0)
             stops, saves = any(result.stops for result in results), any(result.saves for result in results)
             if progress.step < step:  # the step was not applied, or the one before: nothing is due here that was not done before
@@ -134,6 +145,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
                 continue
             if traced:
                 _end_trace(parts, progress)
+            changes = _kept(parts, progress) or any(result.changes for result in results)
             if stops and progress.step < last:  # a run that has taken its last step ends as it would have
                 status = "stopped"
                 break
@@ -145,10 +157,24 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             if (saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
+            if deals and progress.step < last:
+                _deal(parts, run)
+            if changes and progress.step < last:
+                status = CHANGED
+                break
             if not run.unseen:
                 begun = timer.moment()  # what lies between two steps belongs to neither
     logbook.flush()
     return status
+
+
+def _kept(parts: Parts, progress: Progress) -> bool:
+    """Keep what the run needs if it loses a replica; whether the list of memberships says that replicas change after this step."""
+    if parts.keeping is None:
+        return False
+    with parts.watch.allow(EVALUATION_PATIENCE_S, "copying the state to a neighbour"):
+        parts.logbook.copying_s = parts.keeping.after_step(progress)
+    return progress.step in parts.keeping.changes_after
 
 
 def _end_trace(parts: Parts, progress: Progress) -> None:
@@ -159,6 +185,25 @@ def _end_trace(parts: Parts, progress: Progress) -> None:
         found = parts.tracer.finish()
     if found is not None:
         parts.logbook.overlap(progress, found)
+
+
+def _deal(parts: Parts, run: Run) -> None:
+    """Give slow replicas fewer micro-batches from the next step on. Rank 0 knows which are slow, and all ranks do as it says."""
+    logbook, mesh = parts.logbook, parts.replica.mesh
+    layout = mesh.layout
+    slow = list(logbook.stragglers.slow.values()) if logbook.stragglers else []
+    slowdown = slowdowns(layout, slow)
+    wanted = torch.tensor(balanced(layout, parts.job.plan.workload.global_batch, slowdown), device=mesh.device)
+    mesh.marks.enter("how micro-batches are dealt", "world", range(layout.num_ranks))
+    dist.broadcast(wanted, 0)
+    deal = tuple(wanted.tolist())
+    mesh.marks.leave()
+    if deal == run.feed.deal:
+        return
+    logbook.flush()
+    parts.replica.set_deal(deal)
+    run.feed.set_deal(deal, run.progress.samples)
+    logbook.rebalanced(run.progress, deal, [one.rank for one in slow])
 
 
 def _guard(parts: Parts) -> Guard:
@@ -180,6 +225,7 @@ def _step(parts: Parts, run: Run, begun: Moment) -> Taken:
     gate = replica.gate = run.guard.gate(progress.step + 1)
     sums = replica.step(batch, rate)
     progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
+    replica.is_uncounted = False
     return _taken(parts, progress, batch, sums, rate, gate, begun, run.feed.last_wait_s)
 
 
@@ -229,7 +275,7 @@ def _again(parts: Parts, run: Run, taken: Taken, result: StepResult, trouble: Tr
     run.feed.put_back([later.batch for later in run.unseen])
     run.unseen.clear()
     step, samples = taken.progress.step, taken.progress.samples
-    run.progress.step, run.progress.samples = step - 1, samples
+    run.progress.step, run.progress.samples = step - 1, samples - batch_size
     held = Held(
         step=step,
         first_sample=samples - batch_size,
@@ -243,9 +289,11 @@ def _again(parts: Parts, run: Run, taken: Taken, result: StepResult, trouble: Tr
     timer.later()
     begun = timer.moment()
     sums = run.replays.settle(held)
+    run.progress.samples = samples
     if sums is None:
         return None  # the samples count as seen, the step does not count as done
     run.progress.step = step
+    parts.replica.is_uncounted = False
     return _taken(parts, run.progress, taken.batch, sums, taken.rate, taken.gate, begun, 0.0)
 
 
@@ -298,7 +346,7 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
     workload = job.plan.workload
     samples, made = parts.material.valid, []
     assert samples is not None, "a workload that is evaluated has samples for it"
-    for numbers in sample_numbers(job.plan.layout, mesh.dp.index, 0, num_samples):
+    for numbers in sample_numbers(mesh.layout, mesh.dp.index, 0, num_samples):
         batch = samples.batch([min(number, num_samples - 1) for number in numbers])
         arrays = without_loss((batch.tokens, batch.labels, batch.documents), [number < num_samples for number in numbers])
         made.append(micro_batch(arrays, numbers, workload, mesh))

@@ -21,6 +21,7 @@ from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels import attention_parts, flash_attention, fp8
 from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
+from meshwright.train.membership import num_rounds
 from meshwright.train.model.adapters import add_adapters
 from meshwright.train.model.attention import Attention
 from meshwright.train.model.compiled import compile_layers, compiles
@@ -58,12 +59,13 @@ class Replica:
 
     def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training, seed: int = 0) -> None:
         layout, adapters = mesh.layout, workload.adapters
-        check_trainable(model, workload, layout)
+        if workload.global_batch % (layout.dp * layout.micro_batch) == 0:  # a run that has lost a replica deals its batch unevenly
+            check_trainable(model, workload, layout)
         key_copies = mesh.same_keys.size if mesh.same_keys else 1
         assert key_copies == model.key_copies(layout.tp), "make_mesh must be given Model.key_copies"
         self.model, self.workload, self.mesh, self.training = model, workload, mesh, training
         self.numbers = NUMBERS[workload.precision]
-        self.num_micro_batches = layout.num_micro_batches(workload.global_batch)
+        self.num_micro_batches = num_rounds(layout, workload.global_batch)
         num_tokens = workload.seq_len // layout.cp
         self.attention = chosen_attention(model, workload, mesh, self.numbers)
         chunks = make_chunks(model, mesh)
@@ -102,6 +104,10 @@ class Replica:
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
+        self.wants_change: Callable[[], bool] = bool  # whether replicas are to join or leave: likewise
+        self.sums: Sums | None = None  # of the last step, and the learning rate of the step that was begun last
+        self.rate = 0.0
+        self.is_uncounted = False  # whether an update was applied that the loop has not counted yet
 
     def set_deal(self, deal: Deal) -> None:
         """Use another number of micro-batches on each replica from the next step on. All ranks must call it between the same steps.
@@ -121,6 +127,11 @@ class Replica:
 
     def update(self, result: StepResult, learning_rate: float) -> None:
         """Apply the gradients that `gradients` left, clipped by their global norm."""
+        self.update_shards(result, learning_rate)
+        self._publish()
+
+    def update_shards(self, result: StepResult, learning_rate: float) -> None:
+        """The same without sending the new weights to other ranks: they may have gone."""
         self._apply(learning_rate, update_scale(result, self.workload.tokens_per_step, self.training.clip_norm))
 
     def step(self, batch: Sequence[MicroBatch], learning_rate: float) -> Sums:
@@ -129,9 +140,11 @@ class Replica:
         Where results come late the host does not wait for them: it may begin the next step before it reads what this one gave. A step that
         follows one that was left out changes nothing either, until `go_on` is called.
         """
-        sums = self.launched(batch)
+        self.rate = learning_rate
+        self.sums = sums = self.launched(batch)
         if self.is_late:
             self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted, self.gate))
+            self._publish()
         elif (result := sums.result()).is_finite and (self.gate is None or self.gate.passes(result)):
             self.update(result, learning_rate)
         return sums
@@ -204,6 +217,7 @@ class Replica:
             stops=self.wants_stop(),
             saves=self.wants_save(),
             correct=correct,
+            changes=self.wants_change(),
         )
         return send(own, self.mesh, self.workload.tokens_per_step, rider)
 
@@ -212,6 +226,9 @@ class Replica:
             self.optimizer.step(learning_rate, scale)
             if self._routed is not None and len(self._routed):
                 self.routers.update(self._routed, torch.isfinite(scale) if isinstance(scale, Tensor) else True)
+        self.is_uncounted = True
+
+    def _publish(self) -> None:
         for data in self.data:
             data.publish()
 

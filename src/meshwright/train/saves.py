@@ -57,6 +57,7 @@ class Saves:
         *,
         store: SealedStore | None = None,
         is_hurried: Callable[[], bool] = lambda: False,
+        is_cut: Callable[[], bool] = bool,
     ) -> None:
         self.job, self.replica, self.digests, self.is_hurried = job, replica, digests, is_hurried
         self._saver = AsyncSaver(
@@ -66,6 +67,7 @@ class Saves:
             token=shared_token(),
             keep=Keep(last=job.keep_last, every_steps=job.keep_every),
             notices=StoreNotices(store) if store is not None else None,
+            is_cut=is_cut,
         )
         self._clock = SaveClock(dist.get_world_size()) if job.saves_by_clock and dist.get_rank() == 0 else None
         self.last_step = resumed_step  # the newest that is saved or is being saved
@@ -109,13 +111,22 @@ class Saves:
         """Wait for checkpoints that are being written, at most `timeout_s`."""
         return self._saver.close(timeout_s=timeout_s)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saver.is_busy
+
+    def abandon(self, why: str) -> None:
+        """Let the save that is being written fail on all ranks at once: a rank that takes part in it has gone."""
+        self._saver.abandon(why)
+
     def _scalars(self, progress: Counts) -> dict[str, JSON]:
         state = torch.random.get_rng_state().numpy().tobytes()
         return {
             "samples": progress.samples,
             "seed": self.job.seed,
             "digests": dict(self.digests),
-            "layout": str(self.job.plan.layout),
+            "layout": str(self.job.layout),
             "random_state": base64.b64encode(state).decode(),
         }
 

@@ -24,7 +24,9 @@ from meshwright.record.lock import RunLock
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
 from meshwright.train.checkpoint import Piece
+from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.checks import check_job
+from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.limit import Limit
 from meshwright.train.health.recorder import Recorder, keep_calls
 from meshwright.train.health.signals import StopSignal
@@ -33,7 +35,7 @@ from meshwright.train.interop.peft import load_peft
 from meshwright.train.interop.trained import weights_in
 from meshwright.train.job import TrainingJob, digests, log_settings
 from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, explain_failure
-from meshwright.train.loop import Parts, Progress, train
+from meshwright.train.loop import CHANGED, Parts, Progress, train
 from meshwright.train.material import Material
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
@@ -60,13 +62,16 @@ TRACES_S = 2.0  # in which other ranks may write what they wait for: they look f
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
 
-def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
-    """Train on this rank until the run is over."""
-    stop, begun_s = StopSignal(), time.monotonic()
+def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | None = None) -> str:
+    """Train on this rank until the run is over, or until replicas join or leave; how it ended, in the words of a run's status.
+
+    `regroup` is given in a run whose replicas may come and go.
+    """
+    stop, begun_s = (regroup.stop, regroup.member.began_s) if regroup else (StopSignal(), time.monotonic())
     device = torch.device("cuda", place.local_rank // job.ranks_per_gpu) if is_gpu else torch.device("cpu")
-    if is_gpu and job.plan.layout.pp > 1 and job.plan.layout.zero_stage == 3:
+    if is_gpu and job.layout.pp > 1 and job.layout.zero_stage == 3:
         os.environ.setdefault(*LOADED_KERNELS)
-    _claim(device, place, shares_gpu=job.ranks_per_gpu > 1)
+    _claim(device, place, job.plan.layout.num_ranks if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -80,17 +85,18 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     recorder = Recorder(place.rank, place.num_ranks, job.folder, is_open, marks)
     if place.asked:
         recorder.write_when_asked(place.asked)
-    layout = job.plan.layout
+    layout = job.layout
     watch = Watch(
         marks,
         place.control,
         place.rank,
         place.num_ranks,
-        _reporter(job, recorder),
+        regroup.report_hang if regroup else _reporter(job, recorder),
         timeout_s=job.stall_timeout_s,
         start_allowance_s=START_PATIENCE_S,
         place=places(layout.coordinate),
         witness=recorder.write,
+        end=(lambda code: watch.rest()) if regroup else os._exit,
     )
     watch.start()
     try:
@@ -101,14 +107,18 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
         )
         recorder.groups = mesh.made
         with _locked(job, place):
-            _train(job, mesh, watch, stop, place, begun_s, recorder)
+            status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup)
     finally:
         watch.stop()
     dist.destroy_process_group()
+    return status
 
 
-def _claim(device: torch.device, place: Place, *, shares_gpu: bool = False) -> None:
-    """Limit this rank to its share of the machine."""
+def _claim(device: torch.device, place: Place, num_sharing: int, *, shares_gpu: bool = False) -> None:
+    """Limit this rank to its share of the machine: of `num_sharing` ranks, also while there are fewer.
+
+    Results depend in their last bits on the number of threads, so this number stays the same in all generations of a run.
+    """
     if device.type == "cuda":
         if not shares_gpu:  # MPS has queues for few ranks only
             os.environ.setdefault(*ENOUGH_QUEUES)
@@ -118,27 +128,36 @@ def _claim(device: torch.device, place: Place, *, shares_gpu: bool = False) -> N
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo looks up the name of the host, which fails on many laptops
     if "OMP_NUM_THREADS" not in os.environ:  # torch uses the user's value, or torchrun's
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(cores // place.num_local_ranks, 1))
+        torch.set_num_threads(max(cores // num_sharing, 1))
 
 
-def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, recorder: Recorder) -> None:
-    """The run from opening its folder to its end.
+def _train(
+    job: TrainingJob,
+    mesh: Mesh,
+    watch: Watch,
+    stop: StopSignal,
+    place: Place,
+    begun_s: float,
+    recorder: Recorder,
+    regroup: Regroup | None,
+) -> str:
+    """The run from opening its folder to its end, or to the end of a generation; how it ended.
 
     The recorder's `is_open` is set once the folder belongs to this run and not to another run of that name.
     """
     is_open = recorder.is_open
-    material = check_job(job)
+    material = regroup.material if regroup else check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     is_writer = place.rank == 0
     writer = None if job.resume else _opened(place, "folder", lambda: _open_run(job, machine))
     if not job.resume:
         is_open.set()
-    with _recorded(job, place, recorder):
+    with _recorded(job, place, recorder, regroup):
         log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(material.train), machine))
         log.init_start()
         replica = Replica(job.plan.model, job.plan.workload, mesh, job.training, job.seed)
         marks_of_run = digests(job, material.digest)
-        progress = _begin(job, replica, marks_of_run, place)
+        progress = _begin(job, replica, marks_of_run, place, regroup)
         is_open.set()
         if job.resume:
             writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
@@ -147,9 +166,17 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
             _leave_tokenizer(material, job)
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
-        resumed_step = progress.step if job.resume else None
-        saves = Saves(job, replica, marks_of_run, resumed_step, store=place.control, is_hurried=lambda: stop.is_asked)
-        if writer and not job.resume:
+        resumed_step = progress.step if job.resume and not (regroup and regroup.taken) else None
+        saves = Saves(
+            job,
+            replica,
+            marks_of_run,
+            resumed_step,
+            store=place.control,
+            is_hurried=lambda: stop.is_asked,
+            is_cut=regroup.is_cut if regroup else bool,
+        )
+        if writer and not job.resume and not regroup:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s, num_ahead=2 if replica.is_late else 0)
         parts = Parts(
@@ -161,13 +188,17 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
             watch=watch,
             stop=stop,
             limit=limit,
-            tracer=Tracer(job.trace_from, job.last_step, job.folder, mesh) if job.trace_from else None,
+            tracer=Tracer(job.trace_from, job.last_step, job.folder, mesh) if job.trace_from > progress.step else None,
+            keeping=regroup.keep(replica, progress, job, lambda: saves.is_busy) if regroup else None,
         )
-        logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
+        if regroup is None or regroup.is_first:
+            logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
+        if regroup is not None:
+            logbook.regrouped(progress, begun_s, regroup.membership(job, progress))
         log.init_stop()
         log.run_start()
         owed = agreed(place, "evaluation", lambda: OWED if owes_evaluation(job, progress) else "") if job.resume else ""
-        _steps(parts, progress, place, owes=owed == OWED)
+        return _steps(parts, progress, place, regroup, owes=owed == OWED)
 
 
 def owes_evaluation(job: TrainingJob, progress: Progress) -> bool:
@@ -177,26 +208,37 @@ def owes_evaluation(job: TrainingJob, progress: Progress) -> bool:
     return all(event.kind != "evaluation" or event.step != progress.step for event in read_run(job.folder).events)
 
 
-def _steps(parts: Parts, progress: Progress, place: Place, *, owes: bool) -> None:
-    """All steps, the last checkpoint, and the record of how the run ended."""
+def _steps(parts: Parts, progress: Progress, place: Place, regroup: Regroup | None, *, owes: bool) -> str:
+    """All steps, the last checkpoint, and the record of how the run ended; how it ended."""
     job, stop, logbook = parts.job, parts.stop, parts.logbook
     try:
         status = train(parts, progress, owes_evaluation=owes)
+        if status == CHANGED:
+            assert parts.keeping is not None, "only a run whose replicas may change is asked to"
+            parts.keeping.hand_in(progress)
+            logbook.saves(progress, parts.saves.close(START_PATIENCE_S))
+            logbook.leave()
+            return status
         why = _why_stopped(parts, progress, place) if status == "stopped" else ""
         if job.saves_at_end:
             is_hurried = why == BY_SIGNAL or stop.is_asked
             _save_last(parts, progress, place, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
-    except BaseException:
+    except BaseException as error:
         with suppress(MeshwrightError, OSError):  # the first failure is reported
-            logbook.finish(progress, "failed")
+            if regroup and regroup.survives(error):
+                parts.saves.abandon("a replica was lost")
+                logbook.leave()
+            else:
+                logbook.finish(progress, "failed")
         raise
     if status == "stopped":
         logbook.event("stopped", progress, reason="signal" if why == BY_SIGNAL else "budget", message=why)
     logbook.finish(progress, status)
+    return status
 
 
 @contextmanager
-def _recorded(job: TrainingJob, place: Place, recorder: Recorder) -> Iterator[None]:
+def _recorded(job: TrainingJob, place: Place, recorder: Recorder, regroup: Regroup | None) -> Iterator[None]:
     """Record a failure inside the block, if no parent process will and the folder is ours: an event with this rank, and the status.
 
     What the rank waits for is written in any case, if something unforeseen failed.
@@ -204,6 +246,8 @@ def _recorded(job: TrainingJob, place: Place, recorder: Recorder) -> Iterator[No
     try:
         yield
     except BaseException as error:
+        if regroup and regroup.survives(error):
+            raise
         if not isinstance(error, MeshwrightError):
             recorder.write_after_error()
         is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, Unsound) and place.rank > 0)  # all ranks raise that one
@@ -245,7 +289,7 @@ def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) ->
         last = saves.save_now(progress, left_s)
         parts.logbook.saves(progress, [*saves.close(max(until_s - time.monotonic(), 0.0)), *([last] if last else [])])
     if last and last.failure:
-        kind = ReportedElsewhere if place.rank else MeshwrightError
+        kind = ReportedElsewhere if place.rank else CheckpointError
         raise kind(
             f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
             where=last.failure.where,
@@ -253,10 +297,13 @@ def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) ->
         )
 
 
-def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place) -> Progress:
-    """Set the first weights, or load those of the newest complete checkpoint."""
+def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place, regroup: Regroup | None) -> Progress:
+    """Take over the state that other ranks have in memory, set the first weights, or load those of the newest complete checkpoint."""
     if job.plan.workload.adapters:
         replica.fill_base(_base_weights(job))
+    choice = regroup.take_over(replica, job) if regroup else None
+    if choice is not None:
+        return Progress(step=choice.step, samples=choice.samples)
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()

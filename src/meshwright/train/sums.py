@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,7 +19,7 @@ from meshwright.errors import InputError
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh
 
-NUM_SUMS = 6  # loss, tokens, squares of gradients, wishes to stop, wishes to save, tokens predicted correctly
+NUM_SUMS = 7  # loss, tokens, squares of gradients, wishes to stop, to save and to change the replicas, tokens predicted correctly
 CHECKS_FROM = 2  # column of a rank's row from which on it has the fields of `Check`
 NUM_OWN = 6  # for each rank: the squares of its own gradients, its own loss, and the fields of `Check`
 
@@ -45,6 +45,7 @@ class StepResult:
     own_losses: tuple[float, ...] = ()  # summed on each rank; 0 if a rank computes no loss
     saves: bool = False  # whether a checkpoint is due according to rank 0's clock
     checks: tuple[Check, ...] = ()  # of each rank
+    changes: bool = False  # whether replicas are to join or leave after this step
 
     @property
     def is_finite(self) -> bool:
@@ -110,7 +111,7 @@ class Sums:
     _values: list[float] | None = None
 
     def values(self) -> list[float]:
-        """Loss, tokens, squares of gradients, whether a rank wants to stop and to save, and correct tokens; waits for the device."""
+        """Loss, tokens, squares of gradients, wishes to stop, save or change the replicas, and correct tokens; waits for the device."""
         if self._values is None:
             if self.arrived is not None:
                 self.marks.enter("sum of loss and norm", "world", range(self.num_ranks))
@@ -135,18 +136,11 @@ class Sums:
 
     def result(self) -> StepResult:
         """The result of the step; waits for the device."""
-        loss, tokens, total, stops, saves, _ = self.values()
-        num_tokens = round(tokens) if math.isfinite(tokens) else 0
-        if num_tokens == 0:
-            raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
-        scale = self.nominal / num_tokens
+        result = result_of(self.values(), self.nominal)
+        scale = self.nominal / result.num_tokens
         own = self.here[NUM_SUMS : NUM_SUMS + NUM_OWN * self.num_ranks].view(-1, NUM_OWN).tolist()
-        return StepResult(
-            loss=loss / num_tokens,
-            grad_norm=math.sqrt(total) * scale,
-            num_tokens=num_tokens,
-            stops=stops > 0,
-            saves=saves > 0,
+        return replace(
+            result,
             own_norms=tuple(math.sqrt(squares) * scale for squares, *_ in own),
             own_losses=tuple(loss for _, loss, *_ in own),
             checks=tuple(Check(digest, sent * scale, received * scale, peak) for _, _, digest, sent, received, peak in own),
@@ -169,6 +163,22 @@ class Sums:
         return torch.where(halted, torch.full_like(clipped, math.nan), clipped).float()
 
 
+def result_of(sums: Sequence[float], nominal: int) -> StepResult:
+    """The result of a step by its sums over all ranks, without the values of single ranks."""
+    loss, tokens, total, stops, saves, changes, _ = sums
+    num_tokens = round(tokens) if math.isfinite(tokens) else 0
+    if num_tokens == 0:
+        raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
+    return StepResult(
+        loss=loss / num_tokens,
+        grad_norm=math.sqrt(total) * (nominal / num_tokens),
+        num_tokens=num_tokens,
+        stops=stops > 0,
+        saves=saves > 0,
+        changes=changes > 0,
+    )
+
+
 def update_scale(result: StepResult, nominal: int, clip_norm: float) -> float:
     """The factor on gradients in the update: it replaces the nominal number of tokens that they were divided by, and clips them."""
     scale = nominal / result.num_tokens
@@ -188,6 +198,7 @@ class Own:
     stops: bool = False
     saves: bool = False
     correct: Sequence[Tensor] = ()  # tokens of each micro-batch that are predicted correctly, where an evaluation counts them
+    changes: bool = False
 
 
 def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums:
@@ -198,7 +209,7 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
     num_routed = len(own.routed) if own.routed is not None else 0
     end = NUM_SUMS + (NUM_OWN + len(riding)) * num_ranks
     sent = torch.zeros(end + num_routed, dtype=torch.float64, pin_memory=is_gpu)
-    sent[3], sent[4] = float(own.stops), float(own.saves)
+    sent[3], sent[4], sent[5] = float(own.stops), float(own.saves), float(own.changes)
     if rider:
         sent[NUM_SUMS + NUM_OWN * num_ranks : end].view(-1, len(riding))[mesh.rank] = torch.tensor(riding, dtype=torch.float64)
     totals = sent.to(mesh.device, non_blocking=True)  # a GPU still computes the backward, and all that follows is queued behind it
@@ -208,7 +219,7 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
         totals[1] = torch.stack(list(own.counted)).sum() / mesh.tp.size
         rows[mesh.rank, 1] = totals[0]
     if own.correct:
-        totals[5] = torch.stack(list(own.correct)).double().sum() / mesh.tp.size
+        totals[6] = torch.stack(list(own.correct)).double().sum() / mesh.tp.size
     totals[2] = own.squares
     rows[mesh.rank, 0] = own.own_squares
     if own.checks is not None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from stack_jobs import JOBS
 
+from meshwright.describe.router import Balance
+from meshwright.describe.workload import Adapters, Training, Workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout
 from meshwright.plan.stack import refusals
 from meshwright.plan.stack.own import PRECISIONS, check_trainable
@@ -28,8 +33,35 @@ def test_the_trainer_has_the_precisions_that_its_rules_name() -> None:
     assert tuple(NUMBERS) == PRECISIONS
 
 
-def test_no_mixture_of_experts_is_planned_for_the_trainer() -> None:
-    with pytest.raises(InputError, match="the trainer cannot run qwen3-30b-a3b with experts"):
-        JOBS["experts"].search(stack="meshwright")
-    with pytest.raises(InputError, match="cannot run qwen3-30b-a3b with experts"):
-        check_trainable(JOBS["experts"].model, JOBS["experts"].workload, Layout())
+EXPERTS = JOBS["experts"]
+TRAINED = replace(EXPERTS.workload, training=Training(learning_rate=1e-3))
+
+
+def test_a_mixture_of_experts_is_planned_for_the_trainer() -> None:
+    best = Job(EXPERTS.model, EXPERTS.cluster, TRAINED).search(stack="meshwright")
+    layouts = [forecast.layout for forecast in best]
+    assert any(layout.ep > 1 for layout in layouts)
+    for layout in layouts:
+        check_trainable(EXPERTS.model, TRAINED, layout)
+
+
+@pytest.mark.parametrize(
+    "workload, why",
+    [
+        (replace(TRAINED, precision="fp8-current"), "cannot run the experts of qwen3-30b-a3b in 'fp8-current'"),
+        (replace(TRAINED, training=Training(learning_rate=1e-3, balance=Balance(bias_rate=1e-3))), "whose router has none"),
+        (replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))), "adapts dense models, and qwen3-30b-a3b has experts"),
+    ],
+)
+def test_what_experts_do_not_run_with_is_said(workload: Workload, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        check_trainable(EXPERTS.model, workload, Layout())
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [("dp=3,ep=3", "expert degree 3 does not divide 128 experts"), ("dp=2,ep=4", "expert degree 4 does not divide dp x cp x tp = 2")],
+)
+def test_a_degree_that_does_not_divide_is_one_message(text: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        check_trainable(EXPERTS.model, replace(TRAINED, global_batch=12), parse_layout(text))

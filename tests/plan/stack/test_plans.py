@@ -10,7 +10,7 @@ from stack_jobs import JOBS
 
 from meshwright.layout import AXES, Layouts
 from meshwright.plan.export import exported
-from meshwright.plan.noise import run_noise
+from meshwright.plan.noise import plan_noise
 from meshwright.plan.plan import plan_of
 from meshwright.plan.search import num_unusual, search
 from meshwright.plan.stack import STACKS, asked_of, candidates, runs_on
@@ -58,7 +58,7 @@ def test_layouts_that_differ_in_the_name_of_their_order_alone_are_one() -> None:
 
 
 def test_equal_plans_stand_by_memory_to_spare_then_by_unusual_choices() -> None:
-    one, noise = JOBS["dense"], run_noise()
+    one, noise = JOBS["dense"], plan_noise()
     plain, found = search(one, keep=20), search(one, keep=20, noise=noise)
     fastest, equal = plain.step_s[0], found.layouts[: found.num_equal]
     assert found.num_equal > 1 and all(step_s <= fastest * (1 + noise) for step_s in found.step_s[: found.num_equal])

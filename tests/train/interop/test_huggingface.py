@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from llamas import MODEL, TIED, VARIANTS, filled, our_logits, weights_of
+from llamas import DEEPSEEK_V3, MIXTRAL, MODEL, QWEN3_MOE, TIED, VARIANTS, filled, our_logits, weights_of
 from safetensors.torch import load_file, save_file
 
 from meshwright.errors import InputError
@@ -105,6 +105,33 @@ def rewritten(folder, change):
 def test_a_missing_tensor(folder):
     rewritten(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     expect_refusal(folder, "model.layers.1.mlp.up_proj.weight is missing", str(folder))
+
+
+@pytest.mark.parametrize("model, theirs", [(MIXTRAL, "block_sparse_moe.experts.2.w3"), (QWEN3_MOE, "mlp.experts.2.up_proj")])
+def test_a_missing_expert(model, theirs, tmp_path):
+    path = tmp_path / "small"
+    save_huggingface(path, model, weights_of(model), context=512, dtype=torch.float32)
+    rewritten(path, lambda tensors: tensors.pop(f"model.layers.1.{theirs}.weight"))
+    number = model.experts.num_experts
+    expect_refusal(path, f"model.layers.1.{theirs}.weight is missing", f"has {number} experts, and 1 of them", "config.json", str(path))
+
+
+def test_fewer_experts_than_config_states(tmp_path):
+    path = tmp_path / "small"
+    save_huggingface(path, MIXTRAL, weights_of(MIXTRAL), context=512, dtype=torch.float32)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_local_experts": 6}))
+    expect_refusal(path, "experts.4.w1.weight is missing", "has 6 experts, and 2 of them are not in the folder")
+
+
+def test_layers_of_multi_token_prediction_are_left_out(tmp_path):
+    path = tmp_path / "small"
+    save_huggingface(path, DEEPSEEK_V3, weights_of(DEEPSEEK_V3), context=512, dtype=torch.float32)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    rewritten(path, lambda tensors: tensors.update({"model.layers.3.eh_proj.weight": torch.zeros(32, 64)}))
+    model, _ = load_huggingface(path)
+    assert replace(model, sources={}) == DEEPSEEK_V3
 
 
 def test_a_tensor_of_another_shape(folder):

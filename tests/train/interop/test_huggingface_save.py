@@ -70,7 +70,7 @@ def test_a_tied_head_is_written_once_and_read_as_the_embedding(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"experts": Experts(num_experts=2, num_active=1, hidden=8)}, "a mixture of experts"),
+        ({"experts": Experts(num_experts=2, num_active=1, hidden=8, num_shared=1)}, "experts with num_shared = 1"),
         ({"attention_sinks": True}, "attention sinks"),
         ({"window": 8, "num_windowed_layers": 1}, "windows in some layers only"),
         ({"layer_norm": True}, "LayerNorm"),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from llamas import DEEPSEEK_V3, GPT_OSS
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.errors import InputError
@@ -23,7 +24,12 @@ LLAMA = Model(
     rotary_scaling=RotaryScaling(factor=8.0, original_positions=16),
 )
 GPT = replace(LLAMA, num_kv_heads=4, num_positions=48, rotary_scaling=None, gated=False, biases=True, layer_norm=True, tied_embeddings=True)
-MODELS = [pytest.param(LLAMA, id="Llama"), pytest.param(GPT, id="GPT")]
+MODELS = [
+    pytest.param(LLAMA, id="Llama"),
+    pytest.param(GPT, id="GPT"),
+    pytest.param(replace(LLAMA, qk_norm=True, window=6, num_windowed_layers=3), id="norms of heads and a window"),
+    *(pytest.param(replace(model, vocab_size=61), id=name) for name, model in {"DeepSeek-V3": DEEPSEEK_V3, "gpt-oss": GPT_OSS}.items()),
+]
 PROMPT = [5, 17, 60, 0, 3]
 
 

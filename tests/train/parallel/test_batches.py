@@ -57,7 +57,16 @@ def test_a_deal_that_leaves_samples_out_is_an_error() -> None:
         sample_numbers(parse_layout("dp=3,mbs=2"), 0, 0, 12, (1, 1, 1))
 
 
-@pytest.mark.parametrize("layout, deal, refused", [("dp=2", (1, 3), ""), ("dp=2", (0, 4), "needs a"), ("dp=2,zero=2", (1, 3), "ZeRO 2")])
+@pytest.mark.parametrize(
+    "layout, deal, refused",
+    [
+        ("dp=2", (1, 3), ""),
+        ("dp=2", (0, 4), "needs a"),
+        ("dp=2,zero=2", (1, 3), "ZeRO 2"),
+        ("dp=2,ep=2", (1, 3), "share out experts"),
+        ("dp=2,ep=2", (2, 2), ""),
+    ],
+)
 def test_which_deals_are_possible(layout: str, deal: tuple[int, ...], refused: str) -> None:
     found = deal_refusal(parse_layout(layout), deal)
     assert refused in found and bool(found) == bool(refused)

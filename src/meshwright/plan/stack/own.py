@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -32,6 +33,7 @@ SIDES: Mapping[str, Sides] = {
     "the width of the queries on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
     "the width of the keys on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
     "the width of the MLP on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
+    "the common divisor of the ranks of latent attention": lambda asked, rows: np.full(len(rows), _latent_divisor(asked.model)),
     "the size of the vocabulary on a rank": lambda asked, rows: -(-asked.model.vocab_size // rows.tp),
     "the number of tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
 }
@@ -39,6 +41,12 @@ SIDES: Mapping[str, Sides] = {
 
 def _key_copies(model: Model, rows: Layouts) -> NDArray[np.int64]:
     return np.ones_like(rows.tp) if model.latent else np.maximum(rows.tp // model.num_kv_heads, 1)
+
+
+def _latent_divisor(model: Model) -> int:
+    """What divides all ranks of latent attention; without it, what fp8 asks for."""
+    latent = model.latent
+    return math.gcd(latent.query_rank, latent.key_value_rank, latent.rope_dim) if latent else FP8_MULTIPLE
 
 
 def _has_attention_biases(model: Model) -> bool:
@@ -117,6 +125,13 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: (
                 asked.workload.adapters is not None and (asked.model.experts is not None or asked.model.latent is not None)
             ),
+        ),
+        JobRule(
+            what="adapts q, k, v, o, gate, up and down, and {asked.model.name} has latent attention, which has other matrices",
+            where="workload.adapters",
+            fix="choose a model without latent attention, or leave the adapters out",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and asked.model.latent is not None,
         ),
         JobRule(
             what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from meshwright.plan.explain import Explanation, explain
-from meshwright.plan.noise import run_noise
+from meshwright.plan.noise import plan_noise
 from meshwright.plan.plan import VERSION, plan_of
 from meshwright.plan.stack import runs_on
 from meshwright.plan.trace import LaidOut
@@ -190,8 +190,8 @@ def _others(forecast: Forecast, runners_up: Sequence[Forecast]) -> Html:
     if not runners_up:
         return Html("")
     rows = [_other(one, forecast.step_s) for one in (forecast, *runners_up)]
-    noise = per_cent(run_noise())
-    caption = f"This plan, and the next best; steps less than {noise} apart are equal, since runs of one layout differ by as much"
+    noise = per_cent(plan_noise())
+    caption = f"This plan, and the next best; steps less than {noise} apart are equal, since a predicted difference is wrong by as much"
     columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "runs on", "largest part after compute")
     return section("others", "The runners-up", table(columns, rows, "Runners-up", caption=caption, class_="bars"))
 

@@ -11,6 +11,7 @@ from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
 from meshwright.report.page import run_sections as parts
 from meshwright.report.page.colours import part_colour, run_colour, var
+from meshwright.report.page.expert_charts import expert_part
 from meshwright.report.page.markup import Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import box_table, has_loss, loss_chart, run_legend, spread_chart, stacked
 from meshwright.report.page.scaling_chart import scaling_part
@@ -82,6 +83,9 @@ def _sections(facts: RunFacts, simulated: RunFacts | None, prefix: str) -> Itera
     yield section(f"{prefix}exposed", "Exposed communication", parts.exposed_part(facts, simulated))
     if has_loss(facts):
         yield section(f"{prefix}loss", "Loss", parts.loss_part(facts))
+    experts = expert_part(facts.run.records)
+    if experts is not None:
+        yield section(f"{prefix}experts", "Experts", experts)
     yield section(f"{prefix}memory", "Memory", parts.memory_part(facts))
     yield section(f"{prefix}ranks", "Slow ranks", parts.ranks_part(facts))
     yield section(f"{prefix}events", "Events", parts.events_part(facts))

@@ -147,6 +147,7 @@ export const MARKS = {
   nan: "warn",
   damage: "warn",
   incident: "warn",
+  replay: "warn",
   checkpoint_failed: "warn",
   slow_rank: "dp",
   stall: "dp",

@@ -20,7 +20,7 @@ from meshwright.train.checkpoint.folder import Keep
 from meshwright.train.checkpoint.manifest import tensor_table
 from meshwright.train.checkpoint.notices import NoNotices, Notices
 from meshwright.train.checkpoint.piece import Piece
-from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, checked_scalars, new_token, write
+from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, checked_scalars, give_up, new_token, write
 from meshwright.train.checkpoint.shard import ShardLayout, lay_out
 from meshwright.train.checkpoint.snapshot import Snapshot
 
@@ -65,6 +65,7 @@ class AsyncSaver:
         timeout_s: float = TIMEOUT_S,
         raise_failures: bool = False,
         notices: Notices | None = None,
+        is_cut: Callable[[], bool] = bool,
     ) -> None:
         if not token and num_ranks > 1:
             raise InputError(
@@ -83,6 +84,7 @@ class AsyncSaver:
             timeout_s=timeout_s,
             notices=NoNotices() if notices is None else notices,
         )
+        self._is_cut = is_cut  # whether a rank that takes part has gone, so that waiting for a save is useless
         self._keep = keep
         self._raise_failures = raise_failures
         self._snapshot = Snapshot()
@@ -188,6 +190,16 @@ class AsyncSaver:
     def _drained(self) -> list[SaveReport]:
         return [self._reports.get() for _ in range(self._reports.qsize())]  # only this thread takes from the queue
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is being written."""
+        return not self._joined(0.0)
+
+    def abandon(self, why: str) -> None:
+        """Let the running save fail on all ranks, and do not wait for it: a rank that takes part in it has gone."""
+        if not self._joined(0.0):
+            give_up(self._attempt, (), why)
+
     def close(self, *, timeout_s: float | None = None) -> list[SaveReport]:
         """Wait at most `timeout_s` for the running save, and free the host memory; return the last reports."""
         reports = self.wait(timeout_s=timeout_s)
@@ -209,7 +221,7 @@ class AsyncSaver:
             self._thread.join(max(0.0, min(left_s, LOOK_S)))
             if not self._thread.is_alive():
                 self._thread = None
-            elif left_s <= LOOK_S or is_hurried():
+            elif left_s <= LOOK_S or is_hurried() or self._is_cut():
                 return False
         return True
 

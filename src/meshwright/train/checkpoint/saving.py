@@ -178,11 +178,11 @@ def _failures_are_reported(attempt: Attempt, ranks: Iterable[int]) -> Iterator[N
     try:
         yield
     except MeshwrightError as error:
-        _give_up(attempt, ranks, error.what)
+        give_up(attempt, ranks, error.what)
         raise
     except Exception as error:
         failure = CheckpointError(f"the save of step {attempt.step} failed: {error!r}", where=str(attempt.partial))
-        _give_up(attempt, ranks, failure.what)
+        give_up(attempt, ranks, failure.what)
         raise failure from error
 
 
@@ -382,7 +382,7 @@ def _reason(path: Path) -> str:
         return "for a reason that it could not record"
 
 
-def _give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:
+def give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:
     """Remove the shards of `ranks` to free their space, and send the reason to the other ranks, as far as the disk allows.
 
     A rank that has reported its shard never removes it, because rank 0 may be about to complete the checkpoint.

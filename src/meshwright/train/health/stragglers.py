@@ -4,7 +4,8 @@ Ranks of one pipeline stage do the same work, so each rank is compared with the 
 is reported when, in one of several windows, the mean of the middle half of this log ratio minus several of its standard errors is above the
 floor of the window, and every part of the window is slow. The standard error is the larger of two: that of independent steps, and that of
 eight blocks of the window. If other programs take cores from ranks for many steps at a time, steps are not independent, and only the blocks
-show this.
+show this. A rank is also reported when it is clearly slower in three quarters of the steps of a window: noise that comes and goes, however
+large, does not do this, and it hides a slow rank from the rule above.
 
 A rank that is normal again is reported as recovered after a hundred steps. It is reported again only on a longer window than before, so
 that a rank near the limit does not fill the log.
@@ -43,6 +44,8 @@ RECOVERY_WINDOW = 100
 AGAIN_WINDOW = 100  # steps of evidence, at least, to report a rank a second time
 NUM_BLOCKS = 8  # of a window: their spread shows noise that lasts for many steps
 LASTING = 0.5  # share of the floor that every block must exceed
+SELDOM = 0.25  # share of the steps of a window in which a clearly slow rank may be faster
+CLEAR = 1.12  # than this
 NUM_HISTORY_STEPS = 100  # with which a rank alone on its stage is compared later
 NUM_SKIPPED_STEPS = 3  # at the start: compilation, first use of memory
 MIDDLE_ERROR = 1.0933  # standard error of the mean of the middle half in units of that of the mean, for normal noise
@@ -140,7 +143,9 @@ class Stragglers:
         blocks = _block_medians(last)
         error = np.maximum(STANDARD_ERRORS * _middle_error(last), BLOCK_ERRORS * _block_error(blocks))
         sure = middle - np.hypot(error, STANDARD_ERRORS * self._history_error)
-        is_slow &= (sure > floor) & (blocks.min(axis=0) > LASTING * floor)
+        is_clear = np.quantile(last, SELDOM, axis=0) - STANDARD_ERRORS * self._history_error > math.log(CLEAR)
+        is_slow &= (sure > floor) | is_clear
+        is_slow &= blocks.min(axis=0) > LASTING * np.where(sure > floor, floor, math.log(CLEAR))
         ranks = [int(rank) for rank in np.flatnonzero(is_slow) if int(rank) not in self.slow]
         named = [SlowRank(rank, step, float(np.exp(middle[rank])), window, self._peers[rank]) for rank in ranks]
         self.slow.update({one.rank: one for one in named})

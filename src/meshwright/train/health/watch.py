@@ -375,6 +375,10 @@ class Watch:
             with suppress(RuntimeError):
                 self._publish(finished=True)
 
+    def rest(self) -> None:
+        """Watch no longer, from the watchdog's own thread: others decide what becomes of the ranks."""
+        self._stop.set()
+
     def step(self, number: int, step_s: float) -> None:
         """Note a finished step; its time is used for the limit."""
         self.marks.step = number
@@ -517,7 +521,7 @@ class Watch:
         finally:
             with suppress(RuntimeError):
                 self.store.set(TOLD, "1")
-            time.sleep(2 * self.patience.beat_s)
+            self._stop.wait(2 * self.patience.beat_s)
             self._leave()
 
     def _testify(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from meshwright.describe.config_json import CONFIG, load_config
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.files import read_text
-from meshwright.train.interop.families import ENDS, family_of, their_name
+from meshwright.train.interop.families import ENDS, family_of
+from meshwright.train.interop.places import Named, Place, check_experts, stored_shapes
 from meshwright.train.model.transformer import Transformer
 
 WEIGHTS = "model.safetensors"
@@ -31,20 +32,12 @@ ROWS_AT_ONCE = 4096  # rows that are compared at a time, for two embeddings that
 ROTARY_BUFFER = ".self_attn.rotary_emb.inv_freq"  # in old files; it follows from config.json, and transformers ignores it too
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """A tensor of the model: its name in Hugging Face, and its shape."""
-
-    theirs: str
-    shape: tuple[int, ...]
-
-
 def named_tensors(model: Model) -> dict[str, Named]:
     """Every tensor of the model by our name, a tied head once; an error for a model that no family's files can contain."""
-    family_of(model)
+    family = family_of(model)
     with torch.device("meta"):
         tensors = dict(Transformer(model).named_tensors())
-    return {name: Named(theirs=their_name(name), shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return {name: family.named(name, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def load_huggingface(folder: str | Path) -> tuple[Model, HuggingFaceWeights]:
@@ -52,7 +45,7 @@ def load_huggingface(folder: str | Path) -> tuple[Model, HuggingFaceWeights]:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder), fix=f"give the folder that holds {CONFIG} and {WEIGHTS}")
-    model = load_config(folder)
+    model = replace(load_config(folder), num_prediction_layers=0)  # multi-token prediction is not read
     return model, HuggingFaceWeights(folder, model)
 
 
@@ -74,8 +67,9 @@ class HuggingFaceWeights:
         if model.tied_embeddings:
             self.named["head.weight"] = self.named["embed.weight"]
             self._check_tied()
-        for name, tensor in self.named.items():
-            self._check(name, tensor)
+        check_experts(self.named, self._holder, str(folder))
+        for tensor in self.named.values():
+            self._check(tensor)
         self._check_nothing_more(model)
 
     def fill(self, name: str, shape: Sequence[int], start: Sequence[int], tensor: Tensor) -> None:
@@ -93,7 +87,7 @@ class HuggingFaceWeights:
             raise self._bad(name, f"has shape {list(shape)}: a piece of {list(tensor.shape)} from {list(start)} on is not inside it")
         if tensor.numel():
             with torch.no_grad():
-                tensor.copy_(self._read(known.theirs, box))
+                tensor.copy_(known.read(box, self._read))
 
     def _read(self, theirs: str, box: tuple[slice, ...]) -> Tensor:
         path = self._holder[theirs]
@@ -103,21 +97,19 @@ class HuggingFaceWeights:
         except (SafetensorError, OSError) as error:
             raise InputError(f"cannot read {theirs}: {error}", where=str(path), fix="fetch the file again") from None
 
-    def _check(self, name: str, tensor: Named) -> None:
-        path = self._holder.get(tensor.theirs)
-        if path is None:
-            fix = f"download all files again, or check that {CONFIG} belongs to them"
-            raise InputError(f"{tensor.theirs} is missing", where=str(self.folder), fix=fix)
-        entry = self._files[path].get_slice(tensor.theirs)
-        if tuple(entry.get_shape()) != tensor.shape:
-            raise self._bad(
-                name,
-                f"has shape {entry.get_shape()}; according to {CONFIG} it is {list(tensor.shape)}",
-                fix=f"check that {CONFIG} belongs to the weights",
-            )
-        if entry.get_dtype() not in FLOATS:
-            fix = "use the checkpoint before it was quantised"
-            raise self._bad(name, f"holds {entry.get_dtype()}, which is none of {', '.join(FLOATS)}", fix=fix)
+    def _check(self, tensor: Named) -> None:
+        for place in tensor.places:
+            path = self._holder.get(place.theirs)
+            if path is None:
+                fix = f"download all files again, or check that {CONFIG} belongs to them"
+                raise InputError(f"{place.theirs} is missing", where=str(self.folder), fix=fix)
+            entry = self._files[path].get_slice(place.theirs)
+            if tuple(entry.get_shape()) != place.shape:
+                what = f"{place.theirs} has shape {entry.get_shape()}; according to {CONFIG} it is {list(place.shape)}"
+                raise InputError(what, where=str(path), fix=f"check that {CONFIG} belongs to the weights")
+            if entry.get_dtype() not in FLOATS:
+                what = f"{place.theirs} holds {entry.get_dtype()}, which is none of {', '.join(FLOATS)}"
+                raise InputError(what, where=str(path), fix="use the checkpoint before it was quantised")
 
     def _check_index(self) -> None:
         """Raise an error if index and shards do not agree."""
@@ -136,7 +128,8 @@ class HuggingFaceWeights:
         head = ENDS["head.weight"]
         if head not in self._holder:
             return
-        self._check("head.weight", Named(theirs=head, shape=self.named["head.weight"].shape))
+        shape = self.named["head.weight"].shape
+        self._check(Named(shape=shape, places=(Place(theirs=head, shape=shape),)))
         num_rows, width = self.named["embed.weight"].shape
         for first in range(0, num_rows, ROWS_AT_ONCE):
             box = (slice(first, min(first + ROWS_AT_ONCE, num_rows)), slice(0, width))
@@ -145,12 +138,19 @@ class HuggingFaceWeights:
                 raise InputError(what, where=str(self._holder[head]), fix="set tie_word_embeddings to false")
 
     def _check_nothing_more(self, model: Model) -> None:
-        known = {tensor.theirs for tensor in self.named.values()}
+        known = set(stored_shapes(self.named))
         if model.tied_embeddings:
             known.add(ENDS["head.weight"])
         for theirs, path in self._holder.items():
-            if theirs not in known and not theirs.endswith(ROTARY_BUFFER):
+            if theirs not in known and not theirs.endswith(ROTARY_BUFFER) and not self._is_of_prediction(theirs, model):
                 raise InputError(f"{theirs} has no place in this model", where=str(path), fix=f"check that {CONFIG} belongs to the weights")
+
+    @staticmethod
+    def _is_of_prediction(theirs: str, model: Model) -> bool:
+        """Whether a tensor is of a multi-token-prediction layer, which is stored after the others; transformers leaves it out too."""
+        start, _, rest = theirs.partition("model.layers.")
+        number = rest.partition(".")[0]
+        return not start and model.latent is not None and number.isdecimal() and int(number) >= model.num_layers
 
     def _bad(self, name: str, what: str, fix: str = "") -> InputError:
         theirs = self.named[name].theirs

@@ -22,7 +22,8 @@ from meshwright.train.checkpoint.durable import CheckpointError, explained, new_
 from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer, tokenizer_config
 from meshwright.train.folders import check_new_folder
 from meshwright.train.interop.families import config_of_shapes
-from meshwright.train.interop.huggingface import INDEX, WEIGHTS, Named, named_tensors
+from meshwright.train.interop.huggingface import INDEX, WEIGHTS, named_tensors
+from meshwright.train.interop.places import Assembly, Named
 
 SHARD_BYTES = 5_000_000_000  # as in transformers
 
@@ -70,7 +71,7 @@ def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Toke
 
 def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Each tensor under its new name, in its new type; at the end, an error if one is missing."""
-    missing = dict(named)
+    missing, assembly = dict(named), Assembly()
     for name, tensor in pairs:
         if name not in missing:
             what = "was given twice" if name in named else "has no place in the model"
@@ -79,7 +80,7 @@ def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dt
         if tuple(tensor.shape) != known.shape:
             what = f"{name} has shape {list(tensor.shape)}, not {list(known.shape)}"
             raise InputError(what, where="tensors to save", fix="give whole tensors, gathered from all ranks")
-        yield known.theirs, tensor.detach().to("cpu", dtype).contiguous()
+        yield from assembly.add(tensor.detach().to("cpu", torch.float32 if known.keeps_fp32 else dtype), known)
     if missing:
         raise InputError(
             f"{next(iter(missing))} was not given ({len(missing)} in all)", where="tensors to save", fix="give every tensor of the model"

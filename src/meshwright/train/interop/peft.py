@@ -21,7 +21,6 @@ from meshwright.errors import InputError
 from meshwright.files import read_text
 from meshwright.train.checkpoint import Piece
 from meshwright.train.interop.families import IN_LAYER
-from meshwright.train.interop.huggingface import Named
 from meshwright.train.interop.huggingface_save import appearing, in_json, write_file, write_tensors
 from meshwright.train.model.adapters import sides_of
 from meshwright.train.tuning.targets import MODULES, matrix_named
@@ -43,7 +42,15 @@ def their_module(part: str) -> str:
     return next(theirs for theirs, ours in MODULES.items() if ours == part)
 
 
-def named_pairs(model: Model, adapters: Adapters) -> dict[str, Named]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """One matrix of a pair: its name in PEFT, and its shape."""
+
+    theirs: str
+    shape: tuple[int, ...]
+
+
+def named_pairs(model: Model, adapters: Adapters) -> dict[str, Half]:
     """Every half of every pair by our name, with PEFT's name and its shape."""
     places = {theirs.rpartition(".")[2]: (ours, theirs) for ours, theirs in IN_LAYER.items()}
     found = {}
@@ -53,7 +60,7 @@ def named_pairs(model: Model, adapters: Adapters) -> dict[str, Named]:
             num_in, num_out = sides_of(model, part)
             shapes = {"lora_a": (adapters.rank, num_in), "lora_b": (num_out, adapters.rank)}
             for half, shape in shapes.items():
-                found[f"layers.{number}.{ours}.{half}"] = Named(theirs=f"{PREFIX}.{number}.{theirs}.{HALVES[half]}", shape=shape)
+                found[f"layers.{number}.{ours}.{half}"] = Half(theirs=f"{PREFIX}.{number}.{theirs}.{HALVES[half]}", shape=shape)
     return found
 
 
@@ -93,7 +100,7 @@ class PeftAdapter:
 
     folder: Path
     adapters: Adapters
-    named: Mapping[str, Named]
+    named: Mapping[str, Half]
     file: Any  # safetensors
 
     def tensor(self, name: str) -> Tensor:
@@ -163,7 +170,7 @@ def adapters_of(config: Mapping[str, Any], model: Model, path: Path) -> Adapters
         raise InputError(f"the configuration lacks or misstates {error}", where=str(path), fix="save the adapter again") from None
 
 
-def _check_tensors(file: Any, named: Mapping[str, Named], model: Model, path: Path) -> None:
+def _check_tensors(file: Any, named: Mapping[str, Half], model: Model, path: Path) -> None:
     held = set(file.keys())
     wanted = {tensor.theirs: tensor.shape for tensor in named.values()}
     fix = f"use the adapter's own base; this one is {model.name} with {model.num_layers} layers of width {model.hidden}"

@@ -113,7 +113,7 @@ class Attention(nn.Module, ABC):
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
-        self.o = Linear(model.value_dim, model.hidden, bias=model.biases or model.attention_biases)
+        self.o: Linear  # subclasses make it last: gradients leave in the opposite order
         self.window = model.window_of(layer)
         self.sinks = nn.Parameter(torch.empty(model.num_heads)) if model.attention_sinks else None
         self.leave: Callable[[Tensor], Tensor] = same
@@ -160,6 +160,7 @@ class GroupedAttention(Attention):
         self.qkv = Linear(model.hidden, model.query_dim + 2 * model.kv_dim, bias=has_bias)
         self.q_norm = RMSNorm(model.head_dim, model.norm_epsilon) if model.qk_norm else None
         self.k_norm = RMSNorm(model.head_dim, model.norm_epsilon) if model.qk_norm else None
+        self.o = Linear(model.query_dim, model.hidden, bias=model.biases or model.attention_biases)
 
     def gathering(self) -> list[Linear]:
         return [self.qkv]
@@ -195,6 +196,7 @@ class LatentAttention(Attention):
         self.kv_down = Linear(model.hidden, latent.key_value_rank + latent.rope_dim, bias=False)
         self.kv_down_norm = RMSNorm(latent.key_value_rank, LATENT_EPSILON)
         self.kv_up = Linear(latent.key_value_rank, model.num_heads * (latent.nope_dim + latent.value_dim), bias=False)
+        self.o = Linear(model.value_dim, model.hidden, bias=False)
         self.key_dim = latent.nope_dim + latent.rope_dim
         self.width = max(self.key_dim, latent.value_dim)
         scaling = model.rotary_scaling

@@ -53,6 +53,8 @@ def deal_refusal(layout: Layout, deal: Deal) -> str:
         return "every replica needs a micro-batch"
     if layout.zero_stage > 1 and layout.dp > 1 and len(set(deal)) > 1:
         return f"ZeRO {layout.zero_stage} exchanges gradients or weights for every micro-batch, so all replicas need equally many"
+    if layout.ep > 1 and layout.dp > 1 and len(set(deal)) > 1:
+        return f"the {layout.ep} ranks that share out experts exchange tokens in every micro-batch, so all replicas need equally many"
     return ""
 
 

@@ -24,10 +24,9 @@ from meshwright.record.run import ASIDE
 from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_status
 from meshwright.train.health.watch import BEAT_S, STORE_TIMEOUT_S, RankState
 from meshwright.train.incidents import Incident
-from meshwright.train.launch import Failure, Place
+from meshwright.train.launch import OPENED, Failure, Place
 from meshwright.train.sealed import Forged, SealedStore
 
-OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
 SILENT_S = 3 * BEAT_S  # without a report: then a rank has gone. A rank that only noticed it leaves a note
 NOTICED = "ending/noticed"  # in the store: how many ranks lost a connection, and a note of each
 TAIL_BYTES = 65536  # of steps.jsonl, enough for its last line
@@ -92,14 +91,21 @@ def silent_s(folder: Path, noticed_s: float) -> float:
 
 def last_step(folder: Path) -> int:
     """The last complete step in a run folder; 0 if there is none."""
+    return max(last_times_s(folder), default=0)
+
+
+def last_times_s(folder: Path) -> dict[int, float]:
+    """The seconds of the last complete steps in a run folder, by their numbers."""
     with open(folder / "steps.jsonl", "rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - TAIL_BYTES, 0))
         whole = file.read().split(b"\n")[:-1]
-    for line in reversed(whole):
+    found = {}
+    for line in whole:
         with suppress(ValueError, KeyError, TypeError):
-            return int(json.loads(line)["step"])
-    return 0
+            entry = json.loads(line)
+            found[int(entry["step"])] = float(entry["step_s"])
+    return found
 
 
 def notices_first(store: dist.Store, rank: int) -> bool:

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -27,6 +27,7 @@ from meshwright.train.health.spikes import Peak, Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.incidents import Incident
 from meshwright.train.job import TrainingJob
+from meshwright.train.membership import EVENT as MEMBERSHIP
 from meshwright.train.parallel.balance import Routing
 from meshwright.train.record import measured
 from meshwright.train.record.meter import Meter
@@ -86,12 +87,14 @@ class Logbook:
         self.job, self.writer, self.log, self.meter = job, writer, log, meter
         self.live = LiveLine(job, out or progress_stream(job)) if writer else None
         self.recording_s = 0.0  # time to write the record of the last step
+        self.copying_s = 0.0  # time to copy the state to a neighbour after the last step
         self._waiting: Step | None = None
         self._begun_step = 0
         self._after = job.after  # the incident whose cost is known with the first step
         self._begun_s = time.monotonic()
-        self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
+        self.stragglers = Stragglers(measured.groups_of(job.layout)) if writer else None
         self.rank_times = RankTimes(writer.folder) if writer else None
+        self._share = np.ones(job.plan.layout.num_ranks)  # micro-batches of each rank, divided by the mean
 
     def block_start(self, progress: Counts) -> None:
         """Training begins, or continues after an evaluation."""
@@ -117,11 +120,11 @@ class Logbook:
         everyones = done.exchange.table()
         if self.writer is None or self.stragglers is None or self.live is None or self.rank_times is None:
             return
-        parts_s = of_step(everyones, self.job.plan.layout, done.step_s)
+        parts_s = of_step(everyones, self.job.layout, done.step_s)
         self.writer.step(self._record(done, parts_s))
         self.log.step(done.step, done.samples, done.result.loss, done.step_s, done.rate)
         self.rank_times.update(done.step, measured.busy_s(everyones))
-        for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
+        for found in self.stragglers.update(done.step, measured.busy_s(everyones) / self._share):
             self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, message=str(found))
             self.live.say(str(found))
         self.live.step(done, done.result.loss, done.step_s, parts_s)
@@ -143,6 +146,7 @@ class Logbook:
                 "peak_memory_bytes": peak_memory_bytes(),
                 **({} if drawn_j is None else {"energy_j": drawn_j}),
                 **of_routing(done.routing),
+                **({"memory_copy_s": self.copying_s} if self.copying_s else {}),
             },
             expert_loads=loads_over_mean(done.routing) if keeps_loads(done.step, done.routing) else (),
         )
@@ -195,6 +199,18 @@ class Logbook:
         self.event("replay", before, **detail, message=message)
         self.say(message)
 
+    def rebalanced(self, progress: Counts, deal: Sequence[int], ranks: Sequence[int]) -> None:
+        """Record that replicas have different numbers of micro-batches from the next step on."""
+        layout = self.job.plan.layout
+        shares = [deal[layout.coordinate(rank)["dp"]] for rank in range(layout.num_ranks)]
+        self._share = np.array(shares) / (sum(deal) / len(deal))
+        why = f"because rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {'are' if len(ranks) > 1 else 'is'} slow"
+        message = (
+            f"micro-batches by replica from step {progress.step + 1} on: {', '.join(map(str, deal))}, {why if ranks else 'as planned'}"
+        )
+        self.event("rebalanced", progress, deal=list(deal), ranks=list(ranks), message=message)
+        self.say(message)
+
     def say(self, text: str) -> None:
         """Print a line above the progress line."""
         if self.live:
@@ -203,13 +219,13 @@ class Logbook:
     def _usd(self, cost_s: float) -> dict[str, str]:
         """What so many seconds of all ranks cost, if the price is known."""
         rate = self.job.rate
-        return {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.plan.layout.num_ranks * cost_s / 3600:.6f}"}
+        return {} if rate is None else {"cost_usd": f"{float(rate.usd_per_gpu_hour) * self.job.layout.num_ranks * cost_s / 3600:.6f}"}
 
     def _incident(self, done: Step, incident: Incident) -> None:
         """Record that the run goes on after a fault, and what the fault cost until the end of this step."""
         num_lost, lost_s = incident.lost(self._begun_step)
         down_s = done.ended_s - done.step_s - incident.noticed_s
-        action = f"restarted from step {self._begun_step}"
+        action = incident.action or f"restarted from step {self._begun_step}"
         cost_s = incident.silent_s + down_s + lost_s
         words = f"{incident.message}; {action}, {num_lost} steps are done again, {seconds(cost_s)} lost"
         detail: dict[str, Any] = {
@@ -253,7 +269,7 @@ class Logbook:
         `num_groups`: process groups that this rank is in, each a communicator over NCCL; `groups_s`: how long making them took.
         """
         job = self.job
-        detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
+        detail: dict[str, Any] = {"layout": str(job.layout), "num_ranks": job.layout.num_ranks}
         detail |= {"num_groups": num_groups, "groups_s": groups_s}
         if attention:
             detail["attention"] = attention
@@ -264,6 +280,22 @@ class Logbook:
         self.event("resumed" if job.resume else "start", progress, **detail, starting_s=starting_s)
         self._begun_s, self._begun_step = time.monotonic() - starting_s, progress.step
         self._keep_money()
+
+    def regrouped(self, progress: Counts, begun_s: float, membership: Mapping[str, Any]) -> None:
+        """The run has other replicas from the next step on. `begun_s`: when its processes were first started, by the monotonic clock."""
+        self.event(MEMBERSHIP, progress, **membership)
+        self._begun_s, self._begun_step = begun_s, progress.step
+        self._keep_money()
+
+    def leave(self) -> None:
+        """Close the files without an end of the run: another generation of ranks goes on, perhaps with another rank 0."""
+        self.log.close()
+        if self.meter:
+            self.meter.stop()
+        if self.live:
+            self.live.end()
+        if self.writer is not None:
+            self.writer.close()
 
     def _keep_money(self) -> None:
         """Update the budget in the header of the run: at the start, with every checkpoint and at the end."""

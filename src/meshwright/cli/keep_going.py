@@ -1,0 +1,115 @@
+"""A run that goes on by itself: lost replicas are left out and started again; all ranks are, if nothing else helps."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from meshwright.cli.train_arguments import Wishes
+from meshwright.cli.train_run import Verb, settled
+from meshwright.record.request import taken_request
+from meshwright.record.run import Run, read_run
+
+if TYPE_CHECKING:
+    from meshwright.train.incidents import Incident, Incidents
+    from meshwright.train.job import TrainingJob
+    from meshwright.train.launch import Failure
+
+MOST_ALIKE = 3  # losses of a replica at one step for the same reason; a restart of all ranks is not tried a second time
+MOST_STARTS = 3  # in a row without a step
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults of one command, and what becomes of each."""
+
+    job: TrainingJob
+    all: Incidents = field(init=False)
+    num_starts: int = 0  # that came to nothing
+
+    def __post_init__(self) -> None:
+        from meshwright.train.incidents import Incidents
+
+        self.all = Incidents()
+
+    def incident(self, failure: Failure) -> Incident:
+        """A failure as an entry of the record."""
+        from meshwright.train.incidents import Incident
+        from meshwright.train.record.ending import last_step, last_times_s, silent_s
+
+        folder = self.job.folder
+        has_begun = (folder / "steps.jsonl").is_file()
+        return Incident(
+            number=len(self.all.all) + 1,
+            reason=failure.reason,
+            rank=failure.rank,
+            step=last_step(folder) if has_begun else 0,
+            message=failure.message,
+            noticed_s=failure.noticed_s,
+            silent_s=silent_s(folder, failure.noticed_s) if has_begun else 0.0,
+            step_times_s=last_times_s(folder) if has_begun else {},
+        )
+
+    def judged(self, failure: Failure) -> Incident | str:
+        """What is recorded of the loss of a replica; a text says why the run must end."""
+        incident = self.incident(failure)
+        return self.all.refusal(incident, MOST_ALIKE) or incident
+
+
+def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
+    """Run the replicas; start all ranks again from the newest complete checkpoint if none is left, until the run ends or nothing helps."""
+    from meshwright.train.record.ending import record_surrender
+
+    faults = Faults(job)
+    while True:
+        code, failure = run_replicas(job, is_gpu, faults)
+        if failure is None or job.memberships:  # a list of memberships begins with the first step
+            return code
+        if not (job.folder / "steps.jsonl").is_file() and not _starts_again(faults, failure):
+            return code
+        incident = faults.incident(failure)
+        run = read_run(job.folder) if (job.folder / "run.json").is_file() else None
+        incident = replace(incident, message=_what_broke(run, failure))
+        why = faults.all.refusal(incident)
+        if why:
+            record_surrender(job.folder, incident, why, faults.all.tried())
+            print(f"meshwright: not started again: {why}\n  tried: {faults.all.tried()}", file=sys.stderr)
+            return code
+        print(f"meshwright: incident {incident.number} at step {incident.step}: the ranks are started again", file=sys.stderr)
+        again = replace(wishes, name=job.name, resume=False, resume_if_exists=True)
+        faults.job = job = replace(verb.job_of(settled(again)), after=incident)
+
+
+def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, Failure | None]:
+    """Run the replicas of a job until it ends; the exit status, and why they ended too early."""
+    from meshwright.train.elastic.supervisor import Supervisor
+    from meshwright.train.generations import run_member
+    from meshwright.train.record.ending import record_end
+
+    supervisor = Supervisor(
+        job.plan.layout,
+        lambda member: run_member(member, job, is_gpu),
+        faults.judged,
+        lambda: taken_request(job.folder),
+        job.memberships,
+    )
+    try:
+        code, failure = supervisor.run()
+        if failure is not None and supervisor.has_opened() and failure.reason != "input":
+            record_end(job.folder, failure.reason, failure.rank, failure.message)
+        return code, failure
+    finally:
+        supervisor.close()
+
+
+def _starts_again(faults: Faults, failure: Failure) -> bool:
+    """Whether a run that was cut off before it had a folder is started again."""
+    faults.num_starts += 1
+    return failure.reason not in ("input", "interrupt") and faults.num_starts < MOST_STARTS
+
+
+def _what_broke(run: Run | None, failure: Failure) -> str:
+    """What broke, in one line: of a hang, the watchdog's diagnosis."""
+    stalls = [event for event in run.events if event.kind == "stall"] if run and failure.reason == "hang" else []
+    return str(stalls[-1].detail.get("message", failure.message)) if stalls else failure.message

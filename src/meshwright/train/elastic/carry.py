@@ -1,0 +1,257 @@
+"""What a process keeps in memory from one generation of a run to the next, and how all ranks agree on the state that they go on from.
+
+The update of a step is all or nothing: a rank applies it once it has the sums of the step over all ranks, and a rank that was cut off
+before it received these sums has all summed gradients. So a rank that is a step behind another receives the sums from it, and applies the
+same update. If no rank has the sums, no rank has applied the update, and the step is taken again by the replicas that are left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import MeshwrightError
+from meshwright.layout import Layout
+from meshwright.train.checkpoint import Piece
+from meshwright.train.elastic.copies import Copies, whole_groups
+from meshwright.train.elastic.handover import HandedOver, hand_over, moved
+from meshwright.train.membership import layout_with
+from meshwright.train.parallel.collectives import everyones_texts
+from meshwright.train.replica import Replica
+from meshwright.train.sums import NUM_SUMS, result_of
+
+MOST_TEXT_BYTES = 1024  # what a rank says about itself
+MOST_HOLDINGS = 2  # the generation before is kept until all ranks have taken a step of the new one
+
+
+class Uncovered(MeshwrightError):
+    """A part of the state that no remaining rank has in memory."""
+
+
+class Counts(Protocol):
+    """How far a run has come."""
+
+    step: int
+    samples: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Holding:
+    """The state of one generation, as one rank has it in memory."""
+
+    generation: int
+    replica: Replica
+    progress: Counts
+    copies: Copies | None = None
+    adopted: dict[int, list[Piece]] = field(default_factory=dict)  # pieces of replicas that leave, by their position on dp
+
+    def count(self) -> None:
+        """Count a step whose update was applied just before this rank was cut off."""
+        if self.replica.is_uncounted:
+            self.replica.is_uncounted = False
+            self.progress.step += 1
+            self.progress.samples += self.replica.workload.global_batch
+
+    def said(self) -> dict[str, Any]:
+        """What the other ranks must know of it."""
+        mesh = self.replica.mesh
+        steps = [[copy.step, copy.samples] for copy in self.copies.kept] if self.copies else []
+        return {
+            "generation": self.generation,
+            "dp": mesh.layout.dp,
+            "index": mesh.dp.index,
+            "step": -1 if self.replica.is_late else self.progress.step,
+            "samples": self.progress.samples,
+            "copies": steps,
+            "adopted": sorted(self.adopted),
+        }
+
+    def adopt(self, leaving: Sequence[int]) -> None:
+        """Hand the state of replicas that leave to those that stay, while all of them are there. All ranks must call it.
+
+        `leaving` are positions on dp. Without ZeRO all replicas hold the same, and nothing is sent.
+        """
+        mesh = self.replica.mesh
+        staying = [index for index in range(mesh.dp.size) if index not in leaving]
+        if mesh.layout.zero_stage == 0 or not leaving:
+            return
+        heirs = {index: staying[number % len(staying)] for number, index in enumerate(leaving)}
+        to = [mesh.dp.ranks[heirs[mesh.dp.index]]] if mesh.dp.index in heirs else []
+        sources = {mesh.dp.ranks[index]: index for index, heir in heirs.items() if heir == mesh.dp.index}
+        self.replica.ready()
+        found = moved(list(self.replica.state()) if to else [], to, list(sources), mesh.device)
+        self.adopted = {sources[rank]: pieces for rank, pieces in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The state that all ranks go on from."""
+
+    generation: int
+    dp: int  # replicas that it had
+    step: int
+    samples: int
+    from_copies: bool
+    holders: Mapping[int, int]  # rank now -> its replica's position then
+    adopted: Mapping[int, Sequence[int]] = field(default_factory=dict)  # rank now -> positions of replicas whose state it was given
+
+
+def choose(said: Sequence[Sequence[Mapping[str, Any]]], layout: Layout) -> Choice | None:
+    """The newest state that the ranks have completely, from what every rank says about its holdings; None if no rank has any.
+
+    `Uncovered` if there are states, and none is complete.
+    """
+    generations = sorted({int(one["generation"]) for holdings in said for one in holdings}, reverse=True)
+    for generation in generations:
+        held = {rank: one for rank, holdings in enumerate(said) for one in holdings if one["generation"] == generation}
+        found = _live(generation, held, layout) or _copied(generation, held)
+        if found is not None:
+            return found
+    if generations:
+        raise Uncovered(
+            "a part of the state was lost with its replica, and no other rank has a copy of it in memory",
+            where="the replicas that are left",
+            fix="continue from the newest checkpoint; zero_ranks, or checkpoints in memory, keep a second copy",
+        )
+    return None
+
+
+def _live(generation: int, held: Mapping[int, Mapping[str, Any]], layout: Layout) -> Choice | None:
+    """The state as it is on the ranks, if they hold all of it."""
+    dp = int(next(iter(held.values()))["dp"])
+    step = max(int(one["step"]) for one in held.values())
+    samples = max(int(one["samples"]) for one in held.values())
+    holders = {rank: int(one["index"]) for rank, one in held.items()}
+    adopted = {rank: [int(index) for index in one["adopted"]] for rank, one in held.items()}
+    present = {*holders.values(), *(index for indices in adopted.values() for index in indices)}
+    if step < 0 or not whole_groups(layout_with(layout, dp), present):
+        return None
+    return Choice(generation=generation, dp=dp, step=step, samples=samples, from_copies=False, holders=holders, adopted=adopted)
+
+
+def _copied(generation: int, held: Mapping[int, Mapping[str, Any]]) -> Choice | None:
+    """The newest step of which all ranks have copies, if these cover the replicas that are lost."""
+    dp = int(next(iter(held.values()))["dp"])
+    present = {int(one["index"]) for one in held.values()}
+    common = set.intersection(*({(int(step), int(samples)) for step, samples in one["copies"]} for one in held.values()))
+    if not common or any((index + 1) % dp not in present for index in range(dp) if index not in present):
+        return None
+    step, samples = max(common)
+    holders = {rank: int(one["index"]) for rank, one in held.items()}
+    return Choice(generation=generation, dp=dp, step=step, samples=samples, from_copies=True, holders=holders)
+
+
+@dataclass(slots=True)
+class Carry:
+    """The holdings of this process, the newest first."""
+
+    holdings: list[Holding] = field(default_factory=list)
+
+    def hold(self, holding: Holding) -> None:
+        """Keep the state of a new generation; that of the one before is kept until `settled`."""
+        self.holdings = [holding, *self.holdings][:MOST_HOLDINGS]
+
+    def settled(self) -> None:
+        """All ranks have the newest state, since a sum over all of them has ended: earlier ones are dropped."""
+        del self.holdings[1:]
+
+    def take_over(self, replica: Replica, layout: Layout) -> tuple[Choice, HandedOver] | None:
+        """Fill a new replica with the state that the ranks have in memory; None if no rank has any. All ranks must call it.
+
+        `layout` is the plan's.
+        """
+        mesh = replica.mesh
+        for holding in self.holdings:
+            holding.count()
+        texts = everyones_texts(json.dumps([one.said() for one in self.holdings]), MOST_TEXT_BYTES, mesh.device)
+        choice = choose([json.loads(text) for text in texts], layout)
+        if choice is None:
+            return None
+        if replica.model.experts is not None:  # ranks of several replicas share the experts, and routers have a state of their own
+            raise Uncovered(
+                "the state of a mixture of experts is not handed over between replicas",
+                where="the replicas that are left",
+                fix="continue from the newest checkpoint",
+            )
+        mine = next((one for one in self.holdings if one.generation == choice.generation), None)
+        if not choice.from_copies:
+            _level(choice, mine, [json.loads(text) for text in texts])
+        held = _pieces(choice, mine)
+        column = sorted(rank for rank in range(mesh.layout.num_ranks) if _column(mesh.layout, rank) == _column(mesh.layout, mesh.rank))
+        cost = hand_over(held, list(replica.state()), column, _sources(choice, column, mesh.layout, layout), mesh.device)
+        replica.set_num_updates(choice.step)
+        replica.publish()
+        return choice, cost
+
+
+def _column(layout: Layout, rank: int) -> tuple[int, int]:
+    place = layout.coordinate(rank)
+    return place["pp"], place["tp"]
+
+
+def _level(choice: Choice, mine: Holding | None, said: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Bring ranks that are a step behind to the step of the others: a rank that has its sums sends them to all."""
+    steps = {rank: int(one["step"]) for rank, held in enumerate(said) for one in held if one["generation"] == choice.generation}
+    if min(steps.values()) == choice.step:
+        return
+    giver = min(rank for rank, step in steps.items() if step == choice.step)
+    device = mine.replica.mesh.device if mine else torch.device("cpu")
+    sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
+    if dist.get_rank() == giver:
+        assert mine is not None and mine.replica.sums is not None, "it has taken the step"
+        sums.copy_(mine.replica.sums.totals[:NUM_SUMS])
+    dist.broadcast(sums, giver)
+    if mine is not None and mine.progress.step < choice.step:
+        mine.replica.update_shards(result_of(sums.tolist(), mine.replica.workload.tokens_per_step), mine.replica.rate)
+        mine.count()
+
+
+def _pieces(choice: Choice, mine: Holding | None) -> list[Piece]:
+    """The pieces of the chosen state that this rank has."""
+    if mine is None:
+        return []
+    if not choice.from_copies:
+        return [*mine.replica.state(), *(piece for pieces in mine.adopted.values() for piece in pieces)]
+    assert mine.copies is not None, "every rank has a copy of this step"
+    index = mine.replica.mesh.dp.index
+    lost = (index - 1) % choice.dp not in choice.holders.values()
+    return [*mine.copies.own_pieces(choice.step), *(mine.copies.neighbours_pieces(choice.step) if lost else ())]
+
+
+def _sources(choice: Choice, column: Sequence[int], now: Layout, planned: Layout) -> list[list[int]]:
+    """Groups of ranks of the column that each hold the whole state once."""
+    holders = {index * now.cp + now.coordinate(rank)["cp"]: rank for rank, index in choice.holders.items() if rank in column}
+    if choice.from_copies:
+        return [sorted(holders.values())]
+    for rank, indices in choice.adopted.items():
+        holders |= {index * now.cp + now.coordinate(rank)["cp"]: rank for index in indices if rank in column}
+    groups = whole_groups(layout_with(planned, choice.dp), {position // now.cp for position in holders})
+    return [sorted({holders[position] for position in group}) for group in groups]
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeping:
+    """What the loop does after every step so that the loss of a replica does not end the run."""
+
+    carry: Carry
+    copies: Copies | None = None
+    wants_change: Callable[[], bool] = bool  # whether this process was told that replicas join or leave
+    changes_after: frozenset[int] = frozenset()  # steps after which a list of memberships changes them
+    leaving: Callable[[int], Sequence[int]] = lambda step: ()  # positions of the replicas that leave after a step
+
+    def hand_in(self, progress: Counts) -> None:
+        """Give the state of replicas that leave to those that stay."""
+        self.carry.holdings[0].adopt(self.leaving(progress.step))
+
+    def after_step(self, progress: Counts) -> float:
+        """Drop what all ranks no longer need, and copy the state if it is due; return the seconds of the copy."""
+        self.carry.settled()
+        if self.copies is None:
+            return 0.0
+        self.copies.confirmed()
+        return self.copies.take(progress.step, progress.samples) if self.copies.is_due(progress.step) else 0.0

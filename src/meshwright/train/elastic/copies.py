@@ -1,0 +1,125 @@
+"""Checkpoints in memory: every few steps each rank keeps its state in host memory, and a copy of it at a rank of the next replica.
+
+They are needed where the optimizer's state is divided among replicas (ZeRO) and no second group holds it: when a replica is lost, its part
+of the state is at the replica after it. On a GPU they are needed always, because a step that is cut off there leaves no state to trust.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.layout import Layout
+from meshwright.train.checkpoint import Piece
+from meshwright.train.elastic.handover import bytes_with_digest, described, exchange, pieces_in
+from meshwright.train.replica import Replica
+
+
+def whole_groups(layout: Layout, present: set[int]) -> list[range]:
+    """Groups of ranks that each hold a whole state, by their positions on dp and cp together; `present` are replicas, by position on dp."""
+    size = layout.sharing_ranks if layout.zero_stage else 1
+    groups = [range(first, first + size) for first in range(0, layout.dp * layout.cp, size)]
+    return [group for group in groups if all(position // layout.cp in present for position in group)]
+
+
+def has_second_copy(layout: Layout) -> bool:
+    """Whether the loss of any one replica leaves a whole state with the others."""
+    return all(whole_groups(layout, set(range(layout.dp)) - {lost}) for lost in range(layout.dp))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """The state of one step: this rank's own, and that of the same rank of the replica before it."""
+
+    step: int
+    samples: int
+    own: Tensor  # bytes, with a digest
+    neighbours: Tensor
+
+
+class Copies:
+    """The checkpoints in memory of one rank in one generation."""
+
+    def __init__(self, replica: Replica, every: int) -> None:
+        mesh = replica.mesh
+        self.replica, self.every, self.device = replica, every, torch.device("cpu") if mesh.device.type == "cpu" else mesh.device
+        size = mesh.dp.size
+        self.next_rank = mesh.dp.ranks[(mesh.dp.index + 1) % size]
+        self.previous_rank = mesh.dp.ranks[(mesh.dp.index - 1) % size]
+        self.kept: list[Copy] = []  # the newest last; an older one until all ranks have the newest
+        self.num_taken = 0
+        self.taken_s = 0.0
+        self._described: tuple[list[dict[str, Any]], list[dict[str, Any]]] | None = None  # own pieces, and the neighbour's
+
+    def is_due(self, step: int) -> bool:
+        """Whether a copy is due after a step."""
+        return step % self.every == 0
+
+    def take(self, step: int, samples: int) -> float:
+        """Copy the state, and exchange copies with the neighbours; return the seconds this took. All ranks must call it."""
+        started_s = time.monotonic()
+        self.replica.ready()
+        pieces = list(self.replica.state())
+        if self._described is None:
+            self._described = self._introduced(pieces)
+        own = bytes_with_digest(pieces, self.device)
+        message = self._swapped(own)
+        self.kept = [*self.kept[-1:], Copy(step=step, samples=samples, own=own.cpu(), neighbours=message.cpu())]
+        self.num_taken += 1
+        seconds = time.monotonic() - started_s
+        self.taken_s += seconds
+        return seconds
+
+    def confirmed(self) -> None:
+        """All ranks have the newest copy, because a sum over all of them has ended since: older ones are dropped."""
+        self.kept = self.kept[-1:]
+
+    def at(self, step: int) -> Copy | None:
+        """The copy of a step, if this rank has it."""
+        return next((copy for copy in self.kept if copy.step == step), None)
+
+    def own_pieces(self, step: int) -> list[Piece]:
+        """This rank's pieces of a step."""
+        copy = self.at(step)
+        assert copy is not None and self._described is not None, "the ranks have agreed on a step of which all have a copy"
+        return pieces_in(copy.own, self._described[0], self.replica.mesh.rank)
+
+    def neighbours_pieces(self, step: int) -> list[Piece]:
+        """The pieces of the replica before this one at a step."""
+        copy = self.at(step)
+        assert copy is not None and self._described is not None, "the ranks have agreed on a step of which all have a copy"
+        return pieces_in(copy.neighbours, self._described[1], self.previous_rank)
+
+    def _introduced(self, pieces: Sequence[Piece]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Descriptions of this rank's pieces and of its neighbour's, which it receives once."""
+        mine = described(pieces)
+        text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(self.device)
+        return mine, json.loads(bytes(self._swapped(text).tolist()))
+
+    def _swapped(self, message: Tensor) -> Tensor:
+        """The message of the rank before, while this one goes to the rank after."""
+        size = torch.tensor([message.numel()], dtype=torch.int64, device=self.device).view(torch.uint8)
+        to, source = self.next_rank, self.previous_rank
+        num_bytes = int(exchange({to: size}, {source: 8}, self.device)[source].view(torch.int64))
+        return exchange({to: message}, {source: num_bytes}, self.device)[source]
+
+
+def copies_for(replica: Replica, every: int) -> Copies | None:
+    """Checkpoints in memory, if this layout needs them."""
+    layout = replica.mesh.layout
+    if layout.dp == 1 or every == 0 or (has_second_copy(layout) and not replica.is_late):
+        return None
+    return Copies(replica, every)
+
+
+def cost_in_words(copies: Copies) -> Mapping[str, Any]:
+    """What the record says about checkpoints in memory."""
+    held = copies.kept[-1] if copies.kept else None
+    num_bytes = held.own.numel() + held.neighbours.numel() if held else 0
+    return {"memory_copies": copies.num_taken, "memory_copy_s": copies.taken_s, "memory_copy_bytes": num_bytes}

@@ -1,0 +1,182 @@
+"""One process of a replica, as it hears from the process that started it: which generation it belongs to, and that replicas will change.
+
+A rank that waits in a collective for a rank that has gone does not always notice. So when a new generation is announced, a thread cuts
+the connections of the old one, and the main thread gets an error wherever it waits. It then meets the others in the new generation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch.distributed as dist
+
+from meshwright.layout import Layout
+from meshwright.train.launch import LOCALHOST, Place, explain_failure
+
+ANSWER_S = 600.0  # in which the supervisor must announce a generation: a newcomer may have to start first
+CUT_AGAIN_S = 0.1  # connections that are being made while the others are cut are cut as well
+STORE_S = 60.0
+GENERATION, CHANGE, LEAVE = "generation", "change", "leave"  # what the supervisor says
+READY, BOUNDARY, LOST, HANG, NOTICE, UNCOVERED = "ready", "boundary", "lost", "hang", "notice", "uncovered"  # what a rank says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """A generation of the run: its number, and its replicas in order. Newcomers are last, so rank 0 has a state if any rank has one."""
+
+    generation: int
+    replicas: tuple[int, ...]
+    reason: str  # start, lost, joined, scaled or planned
+    incident: Mapping[str, Any] | None = None  # what broke, if anything did
+
+    def to_json(self) -> str:
+        return json.dumps({"generation": self.generation, "replicas": self.replicas, "reason": self.reason, "incident": self.incident})
+
+    @staticmethod
+    def from_json(text: str) -> Announcement:
+        entry = json.loads(text)
+        return Announcement(**{**entry, "replicas": tuple(entry["replicas"])})
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """This process among all of the run. `heard` and `said` are the pipes from and to the supervisor."""
+
+    replica: int  # the number of its replica, which it keeps
+    seat: int  # its position in the replica, by the layout of one replica
+    num_seats: int
+    port: int  # of the store
+    secret: bytes
+    began_s: float  # when the supervisor began, by the monotonic clock
+    heard: Connection
+    said: Connection
+    current: int = -1  # the generation that it is in
+    newest: int = -1  # the one that was announced last
+    is_inside: bool = False  # whether it is in a generation now, so that a newer one must cut it off
+    _change: threading.Event = field(default_factory=threading.Event)
+    _leaving: list[int] = field(default_factory=list)
+    _cutting: threading.Lock = field(default_factory=threading.Lock)
+    _announced: queue.SimpleQueue[Announcement | None] = field(default_factory=queue.SimpleQueue)
+
+    def listen(self) -> None:
+        """Begin to listen to the supervisor, and treat SIGUSR1 as a notice that this replica will go."""
+        signal.signal(signal.SIGUSR1, lambda *_: self.say(NOTICE))
+        threading.Thread(target=self._listen, name="meshwright-member", daemon=True).start()
+
+    def say(self, what: str, detail: str = "") -> None:
+        """Tell the supervisor something."""
+        with suppress(OSError):
+            self.said.send((what, detail))
+
+    def wants_change(self) -> bool:
+        """Whether replicas are to join or leave at the next step boundary."""
+        return self._change.is_set()
+
+    def leaving(self) -> list[int]:
+        """The replicas that leave, once this process has heard of the change, of which another has told it."""
+        if not self._change.wait(ANSWER_S):
+            raise RuntimeError("the supervisor did not say which replicas leave")
+        return self._leaving
+
+    def next(self, timeout_s: float | None = None) -> Announcement | None:
+        """The newest generation, once it is announced; None: this process is to leave."""
+        with self._cutting:
+            self.is_inside = False
+        found = self._announced.get(timeout=timeout_s)
+        while not self._announced.empty():
+            found = self._announced.get()
+        if found is not None:
+            with self._cutting:
+                self.current, self.is_inside = found.generation, True
+        return found
+
+    def place(self, announced: Announcement, layout: Layout) -> Place:
+        """This process's place in a generation, with connections of its own to the store."""
+        replica = Layout(tp=layout.tp, cp=layout.cp, pp=layout.pp, order=layout.order)
+        rank = layout.rank({**replica.coordinate(self.seat), "dp": announced.replicas.index(self.replica)})
+        name = f"generation {announced.generation}"
+        store = dist.TCPStore(LOCALHOST, self.port, is_master=False, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
+        local_rank = self.replica * self.num_seats + self.seat
+        return Place(
+            rank=rank,
+            num_ranks=layout.num_ranks,
+            local_rank=local_rank,
+            num_local_ranks=layout.num_ranks,
+            store=dist.PrefixStore(name, store),
+            has_parent=True,
+            secret=self.secret,
+            name=name,
+        )
+
+    def survives(self, error: BaseException) -> bool:
+        """Whether an error is only how this rank notices that others have gone, or that they change."""
+        if self.newest > self.current:
+            return isinstance(error, Exception)
+        return isinstance(error, RuntimeError) and not explain_failure(error, 0)[0]
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                if self.heard.poll(CUT_AGAIN_S):
+                    self._hear(*self.heard.recv())
+                self._cut()
+
+    def _hear(self, what: str, detail: str) -> None:
+        if what == CHANGE:
+            self._leaving = [int(number) for number in json.loads(detail)]
+            self._change.set()
+        elif what == LEAVE:
+            self._announced.put(None)
+        elif what == GENERATION:
+            announced = Announcement.from_json(detail)
+            self.newest = announced.generation
+            self._change.clear()
+            self._cut()
+            self._announced.put(announced)
+
+    def _cut(self) -> None:
+        """Cut off a generation that is over. Connections of the next one are made only after that."""
+        with self._cutting:
+            if self.is_inside and self.newest > self.current:
+                cut_connections()
+
+
+def cut_connections() -> None:
+    """Shut down all network connections of this process: whoever waits for one of them gets an error, here and at the other end."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError, ValueError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.getpeername()  # raises for a socket that listens: gloo would abort the process if that is shut down
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+class Missing(Exception):
+    """Ranks of a generation that did not come: they do not notice that the one before is over."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__(f"ranks {', '.join(map(str, ranks))} did not come to the new generation")
+        self.ranks = list(ranks)
+
+
+def wait_for_all(place: Place, timeout_s: float) -> None:
+    """Return once all ranks of a generation have come; only then do they make their groups."""
+    store = place.store
+    store.set(f"here/{place.rank}", "1")
+    try:
+        store.wait([f"here/{rank}" for rank in range(place.num_ranks)], timedelta(seconds=timeout_s))
+    except dist.DistStoreError:
+        raise Missing([rank for rank in range(place.num_ranks) if not store.check([f"here/{rank}"])]) from None

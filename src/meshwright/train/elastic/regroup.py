@@ -1,0 +1,102 @@
+"""One process in one generation of a run: what it brings along, and what it tells the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.train.checkpoint.durable import CheckpointError
+from meshwright.train.elastic.carry import Carry, Choice, Counts, Holding, Keeping, Uncovered
+from meshwright.train.elastic.copies import copies_for
+from meshwright.train.elastic.handover import HandedOver
+from meshwright.train.elastic.member import HANG, Announcement, Member
+from meshwright.train.health.signals import StopSignal
+from meshwright.train.health.watch import Diagnosis
+from meshwright.train.job import TrainingJob
+from meshwright.train.launch import ReportedElsewhere
+from meshwright.train.material import Material
+from meshwright.train.membership import changes_after, dealt, dp_at, num_rounds
+from meshwright.train.replica import Replica
+
+
+@dataclass(slots=True, kw_only=True)
+class Regroup:
+    """What one process has when a generation begins."""
+
+    member: Member
+    announced: Announcement
+    carry: Carry
+    material: Material
+    stop: StopSignal
+    taken: tuple[Choice, HandedOver] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first generation, which has no state in memory yet."""
+        return self.announced.generation == 0
+
+    def take_over(self, replica: Replica, job: TrainingJob) -> Choice | None:
+        """The state that the run goes on from, once the replica is filled with it; None in the first generation."""
+        self.taken = self.carry.take_over(replica, job.plan.layout)
+        if self.taken is None and not self.is_first:
+            raise Uncovered("no rank has a state yet", where="the start of the run", fix="start the ranks again")
+        return self.taken[0] if self.taken else None
+
+    def keep(self, replica: Replica, progress: Counts, job: TrainingJob, is_saving: Callable[[], bool]) -> Keeping:
+        """Keep the state of this generation from now on, and what the loop does for that after every step."""
+        copies = copies_for(replica, job.memory_steps)
+        self.carry.hold(Holding(generation=self.announced.generation, replica=replica, progress=progress, copies=copies))
+        if copies is not None:
+            copies.take(progress.step, progress.samples)
+        return Keeping(
+            carry=self.carry,
+            copies=copies,
+            wants_change=lambda: self.member.wants_change() and not is_saving(),
+            changes_after=changes_after(job.memberships),
+            leaving=lambda step: self._leaving(job, step),
+        )
+
+    def _leaving(self, job: TrainingJob, step: int) -> list[int]:
+        """Positions of the replicas that leave after a step: by the list of memberships, or by what the supervisor says."""
+        replicas = self.announced.replicas
+        if job.memberships:
+            return list(range(dp_at(job.memberships, step + 1), len(replicas)))
+        return [replicas.index(number) for number in self.member.leaving() if number in replicas]
+
+    def membership(self, job: TrainingJob, progress: Counts) -> dict[str, Any]:
+        """What the record says about the replicas of this generation."""
+        layout, batch = job.layout, job.plan.workload.global_batch
+        shares = dealt(layout, batch)
+        detail: dict[str, Any] = {
+            "from_step": progress.step + 1,
+            "dp": layout.dp,
+            "replicas": list(self.announced.replicas),
+            "micro_batches": shares,
+            "rounds": num_rounds(layout, batch),
+            "reason": self.announced.reason,
+            "layout": str(layout),
+            "num_ranks": layout.num_ranks,
+            "generation": self.announced.generation,
+        }
+        if self.taken:
+            choice, cost = self.taken
+            detail |= {"from_memory_of_step": choice.step, "from_copies": choice.from_copies}
+            detail |= {"handed_over_bytes": cost.num_bytes, "handed_over_s": cost.seconds}
+        return detail
+
+    def report_hang(self, found: Diagnosis) -> None:
+        """Tell the supervisor which ranks hang: it ends their replicas."""
+        self.member.say(HANG, json.dumps({"text": found.text, "ranks": found.culprits, "generation": self.announced.generation}))
+
+    def survives(self, error: BaseException) -> bool:
+        """Whether an error is only how this rank notices that others have gone."""
+        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to decide, or to save
+            return self.is_cut() and isinstance(error, ReportedElsewhere | CheckpointError)
+        return self.member.survives(error)
+
+    def is_cut(self) -> bool:
+        """Whether this generation is over, because a newer one was announced."""
+        return self.member.newest > self.member.current

@@ -1,0 +1,67 @@
+"""Which state the ranks go on from, by what each of them has in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.layout import Layout
+from meshwright.train.elastic.carry import Choice, Uncovered, choose
+
+ZERO_0 = Layout(dp=3, zero_stage=0)
+ZERO_1 = Layout(dp=3, zero_stage=1)
+
+
+def holding(index: int, step: int, *, generation: int = 4, dp: int = 3, copies: tuple[int, ...] = (), **more: Any) -> dict[str, Any]:
+    entry = {"generation": generation, "dp": dp, "index": index, "step": step, "samples": 8 * step, "adopted": []}
+    return {**entry, "copies": [[one, 8 * one] for one in copies], **more}
+
+
+def test_without_a_state_there_is_nothing_to_choose() -> None:
+    assert choose([[], []], ZERO_0) is None
+
+
+def test_one_replica_is_enough_without_zero_and_the_furthest_step_counts() -> None:
+    found = choose([[holding(0, 6)], [holding(2, 7)], []], ZERO_0)
+    assert found == Choice(generation=4, dp=3, step=7, samples=56, from_copies=False, holders={0: 0, 1: 2}, adopted={0: [], 1: []})
+
+
+def test_a_divided_state_is_taken_from_the_newest_copies_that_all_have() -> None:
+    found = choose([[holding(0, 8, copies=(6, 7))], [holding(2, 7, copies=(5, 6, 7))]], ZERO_1)
+    assert found is not None and (found.step, found.from_copies) == (7, True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [[holding(0, 8)], [holding(2, 8)]],  # no copies
+        [[holding(2, 8, copies=(8,))]],  # replica 1's copy was at 2, but that of 0 was at 1
+        [[holding(0, 8, copies=(8,))], [holding(2, 8, copies=(7,))]],  # no step that both have
+    ],
+)
+def test_a_part_that_no_rank_has_is_an_error(said: list[list[dict[str, Any]]]) -> None:
+    with pytest.raises(Uncovered, match="no other rank has a copy"):
+        choose(said, ZERO_1)
+
+
+def test_an_incomplete_generation_gives_way_to_the_one_before() -> None:
+    before = [holding(index, 8) for index in range(3)]
+    said = [[holding(0, 8, generation=5, dp=4), before[0]], [before[1]], [before[2]]]
+    found = choose(said, ZERO_1)
+    assert found is not None and (found.generation, found.dp) == (4, 3)
+
+
+def test_a_second_group_holds_the_state_too() -> None:
+    found = choose([[holding(2, 9, dp=4)], [holding(3, 8, dp=4)]], Layout(dp=4, zero_stage=1, zero_ranks=2))
+    assert found is not None and (found.step, found.from_copies) == (9, False)
+
+
+def test_what_a_leaving_replica_handed_on_counts() -> None:
+    found = choose([[holding(0, 8, adopted=[1, 2])]], ZERO_1)
+    assert found is not None and found.adopted == {0: [1, 2]} and not found.from_copies
+
+
+def test_a_gpu_trusts_copies_only() -> None:
+    found = choose([[holding(0, -1, copies=(4,))], [holding(1, -1, copies=(4,))]], ZERO_0)
+    assert found is not None and (found.step, found.from_copies) == (4, True)

@@ -1,0 +1,41 @@
+"""Which ranks hold a whole state, and checkpoints in memory on real ranks."""
+
+from __future__ import annotations
+
+import pytest
+from on_elastic import copied
+from ranks import Pools
+from small_run import Small
+
+from meshwright.layout import Layout
+from meshwright.train.elastic.copies import has_second_copy, whole_groups
+
+
+def test_groups_that_hold_a_whole_state() -> None:
+    assert whole_groups(Layout(dp=3, cp=2, zero_stage=0), {0, 2}) == [range(0, 1), range(1, 2), range(4, 5), range(5, 6)]
+    assert whole_groups(Layout(dp=4, cp=2, zero_stage=1, zero_ranks=4), {0, 2, 3}) == [range(4, 8)]
+    assert whole_groups(Layout(dp=3, zero_stage=2), {0, 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "has_one"),
+    [
+        (Layout(dp=2, zero_stage=0), True),
+        (Layout(dp=1, zero_stage=0), False),
+        (Layout(dp=2, zero_stage=1), False),
+        (Layout(dp=4, zero_stage=3, zero_ranks=2), True),
+        (Layout(dp=2, cp=2, zero_stage=1, zero_ranks=2), True),
+        (Layout(dp=3, cp=2, zero_stage=1, zero_ranks=3), False),  # the middle replica is in both groups
+    ],
+)
+def test_a_second_copy(layout: Layout, has_one: bool) -> None:
+    assert has_second_copy(layout) == has_one
+
+
+@pytest.mark.parametrize("layout", ["dp=2,zero=1", "dp=2,cp=2,zero=2,mbs=1"])
+def test_a_neighbour_has_the_same_bits(pools: Pools, small: Small, layout: str) -> None:
+    plan = small.plan(layout)
+    found = pools.of(plan.layout.num_ranks).run(copied, plan)
+    own = {index: digest for index, _, digest, _ in found}
+    assert all(previous == own[before] for _, before, _, previous in found)
+    assert len(set(own.values())) == len(found)

@@ -1,0 +1,50 @@
+"""One process of a replica: what it hears, and how it is cut off."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from meshwright.layout import Layout
+from meshwright.train.elastic.member import Announcement, Member, cut_connections
+
+
+def test_an_announcement_is_read_as_it_was_written() -> None:
+    announced = Announcement(generation=3, replicas=(2, 0), reason="lost", incident={"number": 1, "step_times_s": {}})
+    assert Announcement.from_json(announced.to_json()) == announced
+
+
+def member(replica: int, seat: int, num_seats: int) -> Member:
+    return Member(replica=replica, seat=seat, num_seats=num_seats, port=1, secret=b"", began_s=0.0, heard=None, said=None)  # type: ignore[arg-type]
+
+
+def test_errors_that_a_rank_survives() -> None:
+    one = member(0, 0, 1)
+    assert one.survives(RuntimeError("Connection closed by peer"))
+    assert not one.survives(RuntimeError("shapes do not match"))
+    one.newest = 5
+    assert one.survives(RuntimeError("shapes do not match"))
+    assert not one.survives(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("order", [("tp", "cp", "pp", "dp"), ("dp", "tp", "cp", "pp")])
+def test_the_ranks_of_a_generation_are_all_different(order: tuple[str, ...]) -> None:
+    layout = Layout(tp=2, pp=2, dp=3, order=order)
+    inner = Layout(tp=2, pp=2, order=order)
+    ranks = {layout.rank({**inner.coordinate(seat), "dp": index}) for index in range(3) for seat in range(4)}
+    assert ranks == set(range(12))
+
+
+def test_a_thread_that_waits_for_a_connection_is_woken_and_a_listener_stays() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as ours, listener.accept()[0] as theirs:
+            received: list[bytes] = []
+            waiting = threading.Thread(target=lambda: received.append(ours.recv(1)))
+            waiting.start()
+            cut_connections()
+            waiting.join(10.0)
+            assert received == [b""]
+            assert theirs.recv(1) == b""
+        socket.create_connection(listener.getsockname()).close()

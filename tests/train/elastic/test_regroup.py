@@ -1,0 +1,39 @@
+"""One process in one generation of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from small_run import Small
+
+from meshwright.train.checkpoint.durable import CheckpointError
+from meshwright.train.data.corpus import Corpus
+from meshwright.train.elastic.carry import Carry
+from meshwright.train.elastic.member import Announcement, Member
+from meshwright.train.elastic.regroup import Regroup
+from meshwright.train.health.signals import StopSignal
+from meshwright.train.job import TrainingJob
+from meshwright.train.launch import ReportedElsewhere
+from meshwright.train.loop import NotFinite, Progress
+
+
+def regroup(small: Small) -> Regroup:
+    member = Member(replica=0, seat=0, num_seats=1, port=1, secret=b"", began_s=0.0, heard=None, said=None)  # type: ignore[arg-type]
+    announced = Announcement(generation=2, replicas=(0, 2, 1), reason="joined")
+    return Regroup(member=member, announced=announced, carry=Carry(), corpus=Corpus.open(small.corpus), stop=StopSignal())
+
+
+def test_the_record_says_how_the_batch_is_dealt(small: Small, tmp_path: Path) -> None:
+    job = TrainingJob(plan=small.plan("dp=2"), runs=tmp_path, name="a", corpus=small.corpus, dp=3)
+    found = regroup(small).membership(job, Progress(step=7, samples=56))
+    assert (found["from_step"], found["dp"], found["replicas"]) == (8, 3, [0, 2, 1])
+    assert (found["micro_batches"], found["rounds"]) == ([2, 1, 1], 2)
+
+
+def test_errors_that_only_show_that_others_have_gone(small: Small) -> None:
+    one = regroup(small)
+    one.member.current = one.member.newest = 2
+    assert not one.survives(CheckpointError("not saved"))
+    one.member.newest = 3
+    assert one.survives(CheckpointError("not saved")) and one.survives(ReportedElsewhere("rank 0 says why"))
+    assert not one.survives(NotFinite("the loss is NaN"))

@@ -1,0 +1,115 @@
+"""The process that starts replicas, with replicas that do not train."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+from meshwright.train.elastic.member import BOUNDARY, HANG, LOST, READY, UNCOVERED, Member
+from meshwright.train.elastic.supervisor import Supervisor
+from meshwright.train.incidents import Incident
+from meshwright.train.launch import Failure
+
+TWO = Layout(dp=2)
+
+
+def judged(failure: Failure) -> Incident | str:
+    return Incident(number=1, reason=failure.reason, rank=failure.rank, step=3, message=failure.message, noticed_s=failure.noticed_s)
+
+
+def supervised(body: Callable[[Member], None], judge: Callable[[Failure], Incident | str] = judged) -> tuple[int, Failure | None, int]:
+    supervisor = Supervisor(TWO, body, judge, lambda: None)
+    try:
+        return *supervisor.run(), supervisor.generation
+    finally:
+        supervisor.close()
+
+
+def until_both_are_back(member: Member, faulty: Callable[[Member], None]) -> None:
+    """Train nothing: fail in the first generation, change when asked to, and end with the third."""
+    member.listen()
+    member.say(READY)
+    announced = member.next(30.0)
+    while announced is not None and announced.generation < 2:
+        if announced.generation == 0:
+            faulty(member)
+        while announced.generation == member.newest and not member.wants_change():
+            time.sleep(0.01)
+        if announced.generation == member.newest:
+            member.say(BOUNDARY, "3")
+        announced = member.next(30.0)
+    assert announced is None or len(announced.replicas) == 2
+
+
+def killed(member: Member) -> None:
+    if member.replica == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stopped(member: Member) -> None:
+    if member.replica == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.2)
+    member.say(HANG, '{"text": "rank 1 hangs", "ranks": [1], "generation": 0}')
+
+
+def raises(member: Member) -> None:
+    if member.replica == 0:
+        raise OverflowError("too much")
+
+
+@pytest.mark.parametrize("faulty", [killed, stopped, raises])
+def test_a_lost_replica_is_left_out_and_joins_again(faulty: Callable[[Member], None], capsys: pytest.CaptureFixture[str]) -> None:
+    assert supervised(lambda member: until_both_are_back(member, faulty)) == (0, None, 2)
+    assert "incident 1 at step 3" in capsys.readouterr().err
+
+
+def test_a_lost_connection_without_a_death_connects_the_ranks_anew() -> None:
+    def body(member: Member) -> None:
+        member.listen()
+        member.say(READY)
+        announced = member.next(30.0)
+        assert announced is not None
+        member.say(LOST, "0 connection closed")
+        again = member.next(30.0)
+        assert again is not None and again.replicas == announced.replicas
+
+    assert supervised(body) == (0, None, 1)
+
+
+def test_a_lost_state_ends_all_ranks() -> None:
+    def body(member: Member) -> None:
+        member.listen()
+        member.say(UNCOVERED, "no copy")
+        time.sleep(30.0)
+
+    code, failure, _ = supervised(body)
+    assert code == 1 and failure is not None and failure.message == "no copy"
+
+
+def test_wrong_input_is_not_tried_again() -> None:
+    def body(member: Member) -> None:
+        raise InputError("a wrong value", where="here", fix="choose another")
+
+    code, failure, _ = supervised(body)
+    assert code == 2 and failure is not None and failure.reason == "input"
+
+
+def test_a_fault_that_comes_again_ends_the_run() -> None:
+    code, failure, _ = supervised(lambda member: until_both_are_back(member, killed), lambda failure: "it would fail again")
+    assert code == 1 and failure is not None and failure.reason == "signal" and failure.rank == 1
+
+
+def test_no_process_is_left(tmp_path: Path) -> None:
+    supervisor = Supervisor(TWO, lambda member: until_both_are_back(member, killed), judged, lambda: None)
+    supervisor.run()
+    supervisor.close()
+    assert supervisor._host is not None and not supervisor._host.is_alive()
+    assert not any(child.process.is_alive() for child in supervisor.children)

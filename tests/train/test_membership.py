@@ -1,0 +1,68 @@
+"""How many replicas a run has at each step, and how its batch is dealt to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+from meshwright.train.membership import (
+    Membership,
+    changes_after,
+    dealt,
+    dp_at,
+    in_effect,
+    layout_with,
+    num_rounds,
+    read_memberships,
+)
+from meshwright.train.parallel.batches import sample_numbers
+
+
+def event(from_step: int, dp: int) -> dict[str, object]:
+    return {"kind": "membership", "from_step": from_step, "dp": dp}
+
+
+@pytest.mark.parametrize(("dp", "shares"), [(1, [8]), (2, [4, 4]), (3, [3, 3, 2]), (5, [2, 2, 2, 1, 1]), (8, [1] * 8)])
+def test_every_micro_batch_is_dealt_once(dp: int, shares: list[int]) -> None:
+    layout = Layout(dp=dp, micro_batch=2)
+    assert dealt(layout, 16) == shares
+    numbers = [n for index in range(dp) for group in sample_numbers(layout, index, 32, 16) for n in group]
+    assert sorted(n for n in numbers if n < 48) == list(range(32, 48))
+    assert all(len(sample_numbers(layout, index, 32, 16)) == num_rounds(layout, 16) == max(shares) for index in range(dp))
+
+
+@pytest.mark.parametrize(("zero_ranks", "dp", "sharing"), [(0, 3, 0), (2, 4, 2), (2, 3, 0), (2, 2, 0), (3, 8, 4)])
+def test_groups_that_share_a_state_are_never_smaller_than_planned(zero_ranks: int, dp: int, sharing: int) -> None:
+    layout = Layout(dp=2 * zero_ranks or 2, zero_ranks=zero_ranks)
+    assert layout_with(layout, dp).zero_ranks == sharing
+
+
+def test_a_run_that_went_back_forgets_what_came_after() -> None:
+    found = in_effect([event(1, 4), event(7, 3), event(9, 4), event(5, 2), {"kind": "start"}, event(8, 2)])
+    assert found == [Membership(from_step=1, dp=4), Membership(from_step=5, dp=2)]
+    assert [dp_at(found, step) for step in (1, 4, 5, 100)] == [4, 4, 2, 2]
+    assert changes_after(found) == {4}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"from_step": 2, "dp": 1}\n', "no membership from step 1"),
+        ("[]\n", "no membership from step 1"),
+        ("what\n", "not a JSON object"),
+        ('{"from_step": 1, "dp": true}\n', "a membership is damaged: dp is True"),
+        ('{"from_step": 1, "dp": 0}\n', "0 replicas from step 1"),
+    ],
+)
+def test_a_wrong_list_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "events.jsonl").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_memberships(tmp_path)
+
+
+def test_a_missing_list_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read memberships"):
+        read_memberships(tmp_path / "none.jsonl")
