@@ -118,7 +118,7 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
         ),
         JobRule(
-            what="has no adapters for {asked.model.name}, which has experts or latent attention",
+            what="has no adapters for {asked.model.name}, which has latent attention",
             where="workload.adapters",
             fix="adapt a dense model with queries, keys and values, or train all weights",
             source="train/model/adapters.py",
