@@ -20,7 +20,7 @@ MARKS = "\u27e6", "\u27e7"  # around what is trained on, where there is no colou
 
 def tune(
     context: typer.Context,
-    model: Annotated[
+    model_dir: Annotated[
         Path | None,
         typer.Argument(metavar="MODEL_DIR", help="Hugging Face folder of a Llama model, or a run; default: the newest run."),
     ] = None,
@@ -161,7 +161,7 @@ def tune(
         runs=runs,
         resume=resume,
         corpus=data,
-        start_from=model,
+        start_from=model_dir,
         seed=seed,
         benchmark=benchmark,
         checkpoint_every=checkpoint_every,
@@ -177,7 +177,7 @@ def tune(
         price=price,
         profile=profile,
         keep_going=keep_going,
-        given=given_options(context, {"model": "start_from", "data": "corpus"}),
+        given=given_options(context, {"model_dir": "start_from", "data": "corpus"}),
     )
     if show:
         _show(tuning, wishes, show)

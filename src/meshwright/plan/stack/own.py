@@ -118,13 +118,11 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
         ),
         JobRule(
-            what="has no adapters for {asked.model.name}, which has experts or latent attention",
+            what="adapts dense models, and {asked.model.name} has experts",
             where="workload.adapters",
-            fix="adapt a dense model with queries, keys and values, or train all weights",
+            fix="adapt a dense model, or train all weights",
             source="train/model/adapters.py",
-            forbids=lambda asked: (
-                asked.workload.adapters is not None and (asked.model.experts is not None or asked.model.latent is not None)
-            ),
+            forbids=lambda asked: asked.workload.adapters is not None and asked.model.experts is not None,
         ),
         JobRule(
             what="adapts q, k, v, o, gate, up and down, and {asked.model.name} has latent attention, which has other matrices",
