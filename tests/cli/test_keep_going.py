@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.cli.keep_going import MOST_ALIKE, MOST_STARTS, Faults, _starts_again
+from meshwright.cli.keep_going import MOST_ALIKE, MOST_STARTS, Faults, _starts_again, check_replicas_may_go
+from meshwright.describe.load import load_model
+from meshwright.errors import InputError
+from meshwright.layout import Layout
 from meshwright.train.incidents import Incident
 from meshwright.train.job import TrainingJob
 from meshwright.train.launch import Failure
@@ -38,3 +42,14 @@ def test_a_run_without_a_folder_is_started_again_a_few_times(tmp_path: Path) -> 
 def faults_of_input(book: Faults) -> Faults:
     book.num_starts = 0
     return book
+
+
+@pytest.mark.parametrize("model, dp, is_refused", [("mixtral-8x7b", 2, True), ("mixtral-8x7b", 1, False), ("llama-2m", 2, False)])
+def test_replicas_of_a_mixture_of_experts_do_not_come_and_go(model: str, dp: int, is_refused: bool, tmp_path: Path) -> None:
+    plan = SimpleNamespace(model=load_model(model), layout=Layout(dp=dp))
+    job = TrainingJob(plan=plan, runs=tmp_path, name="a", corpus=tmp_path)  # type: ignore[arg-type]
+    if not is_refused:
+        assert check_replicas_may_go(job) is None
+        return
+    with pytest.raises(InputError, match="replicas of mixtral-8x7b cannot come and go"):
+        check_replicas_may_go(job)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.cli.train_arguments import Wishes
 from meshwright.cli.train_run import Verb, settled
+from meshwright.errors import InputError
 from meshwright.record.request import taken_request
 from meshwright.record.run import Run, read_run
 
@@ -61,6 +62,7 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
     """Run the replicas; start all ranks again from the newest complete checkpoint if none is left, until the run ends or nothing helps."""
     from meshwright.train.record.ending import record_surrender
 
+    check_replicas_may_go(job)
     faults = Faults(job)
     while True:
         code, failure = run_replicas(job, is_gpu, faults)
@@ -79,6 +81,16 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
         print(f"meshwright: incident {incident.number} at step {incident.step}: the ranks are started again", file=sys.stderr)
         again = replace(wishes, name=job.name, resume=False, resume_if_exists=True)
         faults.job = job = replace(verb.job_of(settled(again)), after=incident)
+
+
+def check_replicas_may_go(job: TrainingJob) -> None:
+    """Raise if a replica holds something that no other has: with experts, ranks of several replicas may share out one state."""
+    if job.plan.model.experts is not None and job.plan.layout.dp > 1:
+        raise InputError(
+            f"replicas of {job.plan.model.name} cannot come and go: it has experts, whose weights and tokens lie over several replicas",
+            where="--keep-going",
+            fix="leave it out; after a failure --resume-if-exists continues from the newest checkpoint, with any layout",
+        )
 
 
 def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, Failure | None]:

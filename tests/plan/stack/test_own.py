@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from stack_jobs import JOBS
 
+from meshwright.describe.load import load_model, load_workload
 from meshwright.describe.router import Balance
 from meshwright.describe.workload import Adapters, Training, Workload
 from meshwright.errors import InputError
@@ -50,7 +52,7 @@ def test_a_mixture_of_experts_is_planned_for_the_trainer() -> None:
     [
         (replace(TRAINED, precision="fp8-current"), "cannot run the experts of qwen3-30b-a3b in 'fp8-current'"),
         (replace(TRAINED, training=Training(learning_rate=1e-3, balance=Balance(bias_rate=1e-3))), "whose router has none"),
-        (replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))), "adapts dense models, and qwen3-30b-a3b has experts"),
+        (replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))), "no adapters for qwen3-30b-a3b, which has experts"),
     ],
 )
 def test_what_experts_do_not_run_with_is_said(workload: Workload, why: str) -> None:
@@ -65,3 +67,10 @@ def test_what_experts_do_not_run_with_is_said(workload: Workload, why: str) -> N
 def test_a_degree_that_does_not_divide_is_one_message(text: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         check_trainable(EXPERTS.model, replace(TRAINED, global_batch=12), parse_layout(text))
+
+
+def test_the_example_of_experts_is_trainable() -> None:
+    folder = Path(__file__).parents[3] / "examples" / "experts"
+    model, workload = load_model(folder / "model.toml"), load_workload(folder / "workload.toml")
+    assert model.experts is not None and workload.training is not None and workload.training.balance.bias_rate > 0
+    check_trainable(model, workload, parse_layout("dp=4,tp=2,ep=2,mbs=2"))
