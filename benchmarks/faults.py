@@ -120,14 +120,14 @@ def plant(faults: Sequence[dict[str, Any]], marks: str) -> None:
     run, evaluate, take_over, make_mesh = Stage.run, Stage.evaluate, Carry.take_over, session.make_mesh
     save, save_last, write_shard = saver.AsyncSaver.save, session._save_last, saver.write
 
-    def at_step(self: Any, *arguments: Any) -> Any:
+    def at_step(self: Any, *arguments: Any, **named: Any) -> Any:
         now["step"] = self.mesh.marks.step
         strike("step")
-        return run(self, *arguments)
+        return run(self, *arguments, **named)
 
-    def at_evaluation(self: Any, *arguments: Any) -> Any:
+    def at_evaluation(self: Any, *arguments: Any, **named: Any) -> Any:
         strike("evaluation")
-        return evaluate(self, *arguments)
+        return evaluate(self, *arguments, **named)
 
     def at_join(self: Any, *arguments: Any) -> Any:
         if self.holdings:

@@ -17,7 +17,7 @@ FIRST, SECOND = (9.0, 5.0, 77.0, 1.0, 3.0, 20.0), (16.0, 7.0, 78.0, 2.0, 3.0, 30
 
 def sums(loss: float, tokens: float, squares: float, stops: float = 0.0, saves: float = 0.0, changes: float = 0.0) -> Sums:
     """What two ranks' step summed up to; the first has a gradient of norm 3 and a loss of 5, the second of 4 and 7."""
-    totals = torch.tensor([loss, tokens, squares, stops, saves, changes, *FIRST, *SECOND], dtype=torch.float64)
+    totals = torch.tensor([loss, tokens, squares, stops, saves, changes, 0.0, *FIRST, *SECOND], dtype=torch.float64)
     assert len(totals) == NUM_SUMS + 2 * NUM_OWN
     return Sums(totals, totals, None, NOMINAL, 2, None, Marks())
 

@@ -251,7 +251,7 @@ class Supervisor:
         elif what == HANG:
             self._end_hung(json.loads(detail))
         elif what == UNCOVERED:
-            self._give_up(Failure(reason="connection", rank=None, message=detail, noticed_s=time.monotonic()))
+            self._give_up(Failure(reason="state", rank=None, message=detail, noticed_s=time.monotonic()))
         elif what == NOTICE and group in self.members and group not in self.leaving:
             self.leaving.append(group)
             self.wanted = max(self.wanted - 1, 1)
