@@ -52,7 +52,7 @@ def test_a_mixture_of_experts_is_planned_for_the_trainer() -> None:
     [
         (replace(TRAINED, precision="fp8-current"), "cannot run the experts of qwen3-30b-a3b in 'fp8-current'"),
         (replace(TRAINED, training=Training(learning_rate=1e-3, balance=Balance(bias_rate=1e-3))), "whose router has none"),
-        (replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))), "no adapters for qwen3-30b-a3b, which has experts"),
+        (replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))), "adapts dense models, and qwen3-30b-a3b has experts"),
     ],
 )
 def test_what_experts_do_not_run_with_is_said(workload: Workload, why: str) -> None:
