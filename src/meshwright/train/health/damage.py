@@ -30,7 +30,7 @@ from meshwright.train.sums import CHECKS_FROM, Check, StepResult
 
 # The rounding of one addition is at most half an epsilon of the result, and rounding errors of many numbers add up like a random walk.
 # This many times that is far beyond chance.
-ROUNDINGS = 8.0
+ROUNDINGS = 16.0
 SENT, RECEIVED = (CHECKS_FROM + Check._fields.index(name) for name in ("sent", "received"))  # columns of a rank's row
 
 
