@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from meshwright.cli.train_arguments import Wishes
-from meshwright.cli.train_run import Verb, settled
+from meshwright.cli.train_run import Verb, run_once, settled
+from meshwright.cli.urls import store_end
 from meshwright.errors import InputError
 from meshwright.record.request import taken_request
 from meshwright.record.run import Run, read_run
@@ -62,10 +63,15 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
     """Run the replicas; start all ranks again from the newest complete checkpoint if none is left, until the run ends or nothing helps."""
     from meshwright.train.record.ending import record_surrender
 
-    check_replicas_may_go(job)
+    if job.memberships and not replicas_may_go(job):
+        raise InputError(
+            f"replicas of {job.plan.model.name} cannot come and go: ranks of several replicas share its experts",
+            where="--memberships",
+            fix="leave it out",
+        )
     faults = Faults(job)
     while True:
-        code, failure = run_replicas(job, is_gpu, faults)
+        code, failure = run_replicas(job, is_gpu, faults) if replicas_may_go(job) else run_once(job, is_gpu)
         if failure is None or job.memberships:  # a list of memberships begins with the first step
             return code
         if not (job.folder / "steps.jsonl").is_file() and not _starts_again(faults, failure):
@@ -83,14 +89,9 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
         faults.job = job = replace(verb.job_of(settled(again)), after=incident)
 
 
-def check_replicas_may_go(job: TrainingJob) -> None:
-    """Raise if a replica holds something that no other has: with experts, ranks of several replicas may share out one state."""
-    if job.plan.model.experts is not None and job.plan.layout.dp > 1:
-        raise InputError(
-            f"replicas of {job.plan.model.name} cannot come and go: it has experts, whose weights and tokens lie over several replicas",
-            where="--keep-going",
-            fix="leave it out; after a failure --resume-if-exists continues from the newest checkpoint, with any layout",
-        )
+def replicas_may_go(job: TrainingJob) -> bool:
+    """Whether others hold all that a replica holds. Experts may be divided among several replicas: then all ranks are started again."""
+    return job.plan.model.experts is None or job.plan.layout.dp == 1
 
 
 def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, Failure | None]:
@@ -110,6 +111,8 @@ def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, F
         code, failure = supervisor.run()
         if failure is not None and supervisor.has_opened() and failure.reason != "input":
             record_end(job.folder, failure.reason, failure.rank, failure.message)
+        if code and (unstored := store_end(job)):
+            print(f"meshwright: {unstored}", file=sys.stderr)
         return code, failure
     finally:
         supervisor.close()

@@ -172,12 +172,6 @@ class Carry:
         choice = choose([json.loads(text) for text in texts], layout)
         if choice is None:
             return None
-        if replica.model.experts is not None:  # ranks of several replicas share the experts, and routers have a state of their own
-            raise Uncovered(
-                "the state of a mixture of experts is not handed over between replicas",
-                where="the replicas that are left",
-                fix="continue from the newest checkpoint",
-            )
         mine = next((one for one in self.holdings if one.generation == choice.generation), None)
         if not choice.from_copies:
             _level(choice, mine, [json.loads(text) for text in texts])
