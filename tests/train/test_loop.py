@@ -58,7 +58,7 @@ def parts_of(training: TrainingJob, is_late: bool, **wishes: int) -> Any:
 
     def step(batch: object, rate: float) -> Any:
         number = next(steps)
-        wished = {name: number == wishes.get(name) for name in ("stops", "saves")}
+        wished = {name: number == wishes.get(name) for name in ("stops", "saves", "changes")}
         is_finite = number < wishes.get("nan", 10**6)
         loss = 1.0 if is_finite else math.nan
         result = SimpleNamespace(is_finite=is_finite, loss=loss, grad_norm=1.0, own_norms=(), own_losses=(), checks=(), **wished)

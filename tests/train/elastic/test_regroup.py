@@ -14,13 +14,21 @@ from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.job import TrainingJob
 from meshwright.train.launch import ReportedElsewhere
-from meshwright.train.loop import NotFinite, Progress
+from meshwright.train.loop import Progress
+from meshwright.train.material import corpus_material
+from meshwright.train.replay import NotFinite
 
 
 def regroup(small: Small) -> Regroup:
     member = Member(replica=0, seat=0, num_seats=1, port=1, secret=b"", began_s=0.0, heard=None, said=None)  # type: ignore[arg-type]
     announced = Announcement(generation=2, replicas=(0, 2, 1), reason="joined")
-    return Regroup(member=member, announced=announced, carry=Carry(), corpus=Corpus.open(small.corpus), stop=StopSignal())
+    return Regroup(
+        member=member,
+        announced=announced,
+        carry=Carry(),
+        material=corpus_material(Corpus.open(small.corpus), small.plan("dp=2").workload, 0),
+        stop=StopSignal(),
+    )
 
 
 def test_the_record_says_how_the_batch_is_dealt(small: Small, tmp_path: Path) -> None:

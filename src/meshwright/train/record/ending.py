@@ -91,21 +91,28 @@ def silent_s(folder: Path, noticed_s: float) -> float:
 
 def last_step(folder: Path) -> int:
     """The last complete step in a run folder; 0 if there is none."""
-    return max(last_times_s(folder), default=0)
+    for line in reversed(_last_lines(folder)):
+        with suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(line)["step"])
+    return 0
 
 
 def last_times_s(folder: Path) -> dict[int, float]:
     """The seconds of the last complete steps in a run folder, by their numbers."""
-    with open(folder / "steps.jsonl", "rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(size - TAIL_BYTES, 0))
-        whole = file.read().split(b"\n")[:-1]
     found = {}
-    for line in whole:
+    for line in _last_lines(folder):
         with suppress(ValueError, KeyError, TypeError):
             entry = json.loads(line)
             found[int(entry["step"])] = float(entry["step_s"])
     return found
+
+
+def _last_lines(folder: Path) -> list[bytes]:
+    """The last whole lines of the steps; the first of them may be cut."""
+    with open(folder / "steps.jsonl", "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - TAIL_BYTES, 0))
+        return file.read().split(b"\n")[:-1]
 
 
 def notices_first(store: dist.Store, rank: int) -> bool:
