@@ -122,7 +122,7 @@ class Replays:
 
     def _suspect(self, held: Held, again: StepResult, lost_s: float) -> None:
         """Record that only the first attempt was wrong, and put the node of the suspect ranks on the list of bad nodes."""
-        ranks = suspects(self.job.plan.layout, held.result, again, ROUNDING[self.replica.mesh.device.type])
+        ranks = suspects(self.job.layout, held.result, again, ROUNDING[self.replica.mesh.device.type])
         hosts = everyones_texts(socket.gethostname(), LONGEST_HOST, self.replica.mesh.device)
         who = f"{_named(ranks)} on {', '.join(sorted({hosts[rank] for rank in ranks}))}" if ranks else "a rank that is not known"
         message = f"{held.trouble.message}; the step was done again and was normal, so the hardware of {who} is suspect"

@@ -94,7 +94,7 @@ class Logbook:
         self._begun_s = time.monotonic()
         self.stragglers = Stragglers(measured.groups_of(job.layout)) if writer else None
         self.rank_times = RankTimes(writer.folder) if writer else None
-        self._share = np.ones(job.plan.layout.num_ranks)  # micro-batches of each rank, divided by the mean
+        self._share = np.ones(job.layout.num_ranks)  # micro-batches of each rank, divided by the mean
 
     def block_start(self, progress: Counts) -> None:
         """Training begins, or continues after an evaluation."""
@@ -201,7 +201,7 @@ class Logbook:
 
     def rebalanced(self, progress: Counts, deal: Sequence[int], ranks: Sequence[int]) -> None:
         """Record that replicas have different numbers of micro-batches from the next step on."""
-        layout = self.job.plan.layout
+        layout = self.job.layout
         shares = [deal[layout.coordinate(rank)["dp"]] for rank in range(layout.num_ranks)]
         self._share = np.array(shares) / (sum(deal) / len(deal))
         why = f"because rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {'are' if len(ranks) > 1 else 'is'} slow"
