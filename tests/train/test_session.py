@@ -27,5 +27,5 @@ def test_the_users_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch, va
         monkeypatch.setenv("OMP_NUM_THREADS", value)
     else:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    _claim(torch.device("cpu"), Place(rank=0, num_ranks=4096, local_rank=0, num_local_ranks=4096, store=dist.HashStore()))
+    _claim(torch.device("cpu"), Place(rank=0, num_ranks=4096, local_rank=0, num_local_ranks=4096, store=dist.HashStore()), 4096)
     assert torch.get_num_threads() == wanted
