@@ -1,7 +1,7 @@
 """The bytes that each axis sends in a step, counted on the real process groups, are those that `meshwright.predict.traffic` says are sent.
 
 Every operator of torch.distributed that a rank dispatches is counted, by process group: collectives, messages, and what `fully_shard`
-sends by itself. Left out is one message of a step: the sum of loss, tokens and squared gradients over all ranks, three fp64 numbers.
+sends by itself. Left out is one message of a step: the sum of loss, tokens and squared gradients over all ranks, in fp64.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A flow is a collective or a message that a step repeats. The bytes of a collective are those that a rank must send if nothing is sent twice:
 (n - 1) / n of the payload in an all-gather, a reduce-scatter or an all-to-all of n ranks, and twice that in an all-reduce, which is a
 reduce-scatter and an all-gather. The payload is the whole tensor that is gathered, scattered or summed. A message sends its payload. The
-sum of loss, tokens and squared gradients over all ranks (three numbers per step) is left out, because it does not grow with the model. A
+sum of loss, tokens and squared gradients over all ranks is left out: a few numbers per step, for each rank and for each routed expert. A
 test counts the bytes in the trainer's process groups and finds these numbers (tests/train/test_traffic.py).
 """
 

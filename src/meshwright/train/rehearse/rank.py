@@ -13,7 +13,6 @@ from datetime import date
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, WEIGHT
 from meshwright.describe.model import Model
@@ -66,14 +65,11 @@ class Rehearsed(Replica):
     def step(self, batch: Sequence[MicroBatch], learning_rate: float) -> Sums:
         """A whole step, with an update whatever its loss is; on a GPU the scale of the update is computed as in training."""
         sums = self.launched(batch)
-        self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted) if self.is_late else 1.0)
-        return sums
-
-    def _apply(self, learning_rate: float, scale: float | Tensor) -> None:
-        """The same, with marks where it begins and ends."""
         self.mesh.marks.do(UPDATE)
-        super()._apply(learning_rate, scale)
+        self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted) if self.is_late else 1.0)
+        self._publish()
         self.mesh.marks.do(OVER)
+        return sums
 
 
 @dataclass(slots=True)
