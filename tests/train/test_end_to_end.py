@@ -210,7 +210,8 @@ def test_a_fault_that_comes_again_ends_a_run_that_keeps_going(small: Small, tmp_
     arguments = ("--steps", "8", "--name", "a", "--checkpoint-every", "3", "--keep-going")
     command = train(tmp_path, plan, *arguments, before=faults.broken, with_=(1, 5))
     assert command.wait() == 1
-    assert "not started again: the same happened at step 5 before (incident 1)" in command.err
+    # The ranks of a lost replica are ended at once, so its last step may be in no record yet.
+    assert re.search(r"not started again: the same happened at step [45] before \(incident 1\)", command.err)
     first, second = events_of(tmp_path / "runs" / "a", "incident")
     assert first["action"].startswith("restarted from step ")
     assert second["action"] == "gave up" and second["tried"].count("rank 1 failed: OutOfMemoryError") == 2

@@ -54,9 +54,17 @@ class Faults:
         )
 
     def judged(self, failure: Failure) -> Incident | str:
-        """What is recorded of the loss of a replica; a text says why the run must end."""
+        """What is recorded of the loss of a replica; a text says why all replicas must end."""
+        if self._is_damaged():
+            return "the states of replicas differ: all go back to a checkpoint from before"
         incident = self.incident(failure)
         return self.all.refusal(incident, MOST_ALIKE) or incident
+
+    def _is_damaged(self) -> bool:
+        """Whether the replicas found a difference between their states since they began: then no state in memory can be trusted."""
+        events = read_run(self.job.folder).events if (self.job.folder / "run.json").is_file() else []
+        kinds = [event for event in events if event.kind in ("damage", "membership")]
+        return bool(kinds) and kinds[-1].kind == "damage" and kinds[-1].detail.get("what") == "state"
 
 
 def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
