@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.plan.noise import plan_noise
 
 SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", "--gpus", "64")
 RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
@@ -65,8 +66,9 @@ def test_planning_one_layout_is_predicting_it(job: tuple[str, ...], layout: str)
 
 @pytest.mark.parametrize(("job", "layout"), JOBS)
 def test_the_best_plan_is_what_predict_says_of_its_layout(job: tuple[str, ...], layout: str) -> None:
-    plan = best_plan(*job)
-    assert plan["step_s"] < predicted(job, layout)["step_s"]  # another layout: the two commands are compared elsewhere too
+    plan, other = best_plan(*job), predicted(job, layout)
+    assert plan["layout"] != other["layout"]  # the two commands are compared elsewhere too
+    assert plan["step_s"] < other["step_s"] * (1 + plan_noise())  # of equal ones another may come first
     one = predicted(job, plan["layout"]["text"])
     assert {key: plan[key] for key in COMPARED} == {key: one[key] for key in COMPARED}
     assert plan == one

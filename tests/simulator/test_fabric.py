@@ -54,7 +54,8 @@ def test_lost_links_never_help(racks, lost, more):
 def test_a_plane_of_one_nic_slows_that_nics_stage_alone(racks):
     shares = Fabric(planes_lost=1, nics_hit=1).stage_shares(racks.cluster, racks.layout, np.random.default_rng(0))
     assert sorted(shares) == [7 / 8, *[1.0] * 7]
-    assert step_s(racks, Fabric(planes_lost=1))[0] >= step_s(racks, Fabric(planes_lost=1, nics_hit=1))[0] >= step_s(racks, Fabric())[0]
+    everywhere, one, none = (step_s(racks, fabric)[0] for fabric in (Fabric(planes_lost=1), Fabric(planes_lost=1, nics_hit=1), Fabric()))
+    assert everywhere >= one - 1e-12 and one >= none - 1e-12
 
 
 def test_hashed_flows_collide_and_more_ranks_collide_worse(racks, record):

@@ -46,7 +46,7 @@ def test_memory_bars_stack_up_to_the_peak(record_forecast: Forecast) -> None:
 
 def test_axes_say_what_is_exposed(record_forecast: Forecast) -> None:
     drawn = axes_table(traffic(record_forecast))
-    assert drawn.count("<tr>") == 5 and "133.5 ms" in drawn and "129 GB" in drawn
+    assert drawn.count("<tr>") == 5 and "143.2 ms" in drawn and "129 GB" in drawn
 
 
 def test_changes_are_cut_with_an_arrow_and_those_without_effect_named() -> None:
