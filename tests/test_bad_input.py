@@ -111,6 +111,7 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
     "Model.flops_per_token": {"seq_len": 1024},
     "Model.key_copies": {"tp": 2},
     "Model.vocab_rows": {"tp": 2},
+    "Model.window_of": {"layer": 1},
     "Plan": _fields_of(PLAN),
     "Plan.write": {"path": "plan.json"},
     "Planned": {},

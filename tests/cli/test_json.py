@@ -86,7 +86,7 @@ CASES = (
     Case("ledger", "ledger {dir}/runs/weeks"),
     Case("ledger", "ledger {dir}/runs/alone"),
     Case("generation", "generate {dir}/runs/trained --prompt a --tokens 3"),
-    Case("tuning-samples", "tune {dir}/runs/trained --show 1"),
+    Case("tuning-samples", "tune {dir}/runs/trained {dir}/short.jsonl --show 1"),
     Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
     Case("scale", "scale {dir}/runs/elastic --dp 2"),
     Case("measurement", "measure"),
@@ -157,6 +157,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": at, "dur": length} for name, stream, at, length in kernels
     ]
     (found / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    (found / "short.jsonl").write_text(json.dumps({"prompt": "a b", "completion": " c d"}) + "\n")  # fits into the sequences of the run
     elastic = shutil.copytree(found / "runs" / "trained", found / "runs" / "elastic")
     append_event(elastic, Event(time_s=0.0, kind="membership", step=0, detail={"from_step": 1, "dp": 1}))
     with RunLock.take(elastic):  # as the process does that trains it

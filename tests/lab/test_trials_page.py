@@ -37,7 +37,7 @@ def test_scaling_says_what_it_costs_and_how_far_noise_reaches():
 
 def test_faults_say_whether_the_simulator_was_right():
     good, bad = a_fault(2.2), a_fault(3.0)
-    assert faults_words([good, bad]) == "No run ended early. Of 2 faults, 1 were simulated within 20% before and after."
+    assert faults_words([good, bad]) == "No run ended early. Of 2 faults, 1 were simulated within 20 % before and after."
     document = faults_document([good], Lab())
     assert document.values["lab_faults"][0]["median_after_s"] == 2.0
     page = trial_page(document, Lab())

@@ -57,9 +57,6 @@ BaseModel = Annotated[
     typer.Option(metavar="DIR", help="The model beside which adapters were trained, if it was moved since.", show_default=False),
 ]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")]
-RunsPlace = Annotated[
-    Path, typer.Option(metavar="DIR|URL", help="Folder of the run folders, or s3://BUCKET/FOLDER or az://CONTAINER/FOLDER.")
-]
 Budget = Annotated[
     str | None,
     typer.Option(metavar="USD", help="500USD: refuse to start if predicted to cost more, stop before more is spent.", show_default=False),

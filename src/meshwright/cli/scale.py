@@ -20,6 +20,8 @@ def scale(
     Examples:
 
       meshwright scale runs/first --dp 4
+
+      meshwright scale runs/first --dp 2 --json
     """
     from meshwright.cli.show import show
     from meshwright.ledger import checked_plan

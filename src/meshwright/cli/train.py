@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile, RunsPlace
+from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile
 
 # Wishes have their unit in their name.
 RENAMED = {"stall_timeout": "stall_timeout_s", "grace": "grace_s", "rendezvous_timeout": "rendezvous_timeout_s"}
@@ -27,7 +27,9 @@ def train(
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the run folder; default: model, layout and time.", show_default=False)
     ] = "",
-    runs: RunsPlace = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option(metavar="DIR|URL", help="Folder of the run folders, or s3://BUCKET/FOLDER or az://CONTAINER/FOLDER.")
+    ] = Path("runs"),
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue a run as it was started; without --name, the newest in the runs folder."),

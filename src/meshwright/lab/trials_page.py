@@ -46,7 +46,7 @@ def _efficiency(one: Size, first: Size) -> tuple[float, float]:
 def _size_row(one: Size, first: Size) -> tuple[str, ...]:
     predicted, measured = (per_cent(share) for share in _efficiency(one, first))
     step = f"{seconds(one.measured.median_s)} ± {seconds(one.measured.error_s)}"
-    return str(one.num_racks), str(one.num_ranks), seconds(one.forecast.step_s), step, f"{one.off:+.0%}", predicted, measured
+    return str(one.num_racks), str(one.num_ranks), seconds(one.forecast.step_s), step, per_cent(one.off, "+.0f"), predicted, measured
 
 
 def noise_floor(sizes: Sequence[Size]) -> float:
@@ -61,7 +61,7 @@ def scaling_words(sizes: Sequence[Size]) -> str:
     worst = max(sizes, key=lambda one: abs(one.off))
     return (
         f"On {last.num_racks} racks a step takes {1 / measured:.2f} times as long as on one, as predicted {1 / predicted:.2f} times. "
-        f"The forecast is off by {worst.off:+.0%} at most, with {worst.num_racks} racks. "
+        f"The forecast is off by {per_cent(worst.off, '+.0f')} at most, with {worst.num_racks} racks. "
         f"The noise floor is {per_cent(noise_floor(sizes))}: so far the two halves of one run differ at most."
     )
 
@@ -98,7 +98,7 @@ def _fault_row(one: Fault) -> tuple[str, ...]:
         f"{seconds(one.before.median_s)} ± {seconds(one.before.error_s)}",
         seconds(one.simulated_after_s),
         f"{seconds(one.after.median_s)} ± {seconds(one.after.error_s)}",
-        f"{before:+.0%} before, {after:+.0%} after",
+        f"{per_cent(before, '+.0f')} before, {per_cent(after, '+.0f')} after",
         seconds(one.worst_s),
     )
 
@@ -106,7 +106,7 @@ def _fault_row(one: Fault) -> tuple[str, ...]:
 def faults_words(found: Sequence[Fault]) -> str:
     """Whether the simulator was right, and that all runs went on."""
     good = [one for one in found if max(map(abs, one.off)) <= WITHIN]
-    return f"No run ended early. Of {len(found)} faults, {len(good)} were simulated within {WITHIN:.0%} before and after."
+    return f"No run ended early. Of {len(found)} faults, {len(good)} were simulated within {per_cent(WITHIN, '.0f')} before and after."
 
 
 def _fault(one: Fault) -> dict[str, object]:

@@ -21,8 +21,11 @@ def check_job(job: TrainingJob, *, reads_corpus: bool = False) -> Material:
     """
     workload = job.plan.workload
     check_trainable(job.plan.model, workload, job.plan.layout)  # a plan file may have been written by hand, or for another stack
-    material = tuning_material(job.data) if job.data else corpus_material(_corpus(job, reads_corpus), workload, job.seed)
-    material.train.check_holds(workload.global_batch)
+    if job.data:
+        material = tuning_material(job.data)
+        material.train.check_holds(workload.global_batch)
+    else:
+        material = corpus_material(_corpus(job, reads_corpus), workload, job.seed)
     check_settings(job.benchmark, log_settings(job, len(material.train), machine=""))
     if job.start_from is not None:
         _check_first_weights(job.start_from)

@@ -29,8 +29,10 @@ class Material:
 def corpus_material(corpus: Corpus, workload: Workload, seed: int) -> Material:
     """The samples of a corpus."""
     evaluation = workload.evaluation
+    train = Samples(corpus.train, workload.seq_len, seed)
+    train.check_holds(workload.global_batch)  # first: more text also gives more to evaluate on
     return Material(
-        train=Samples(corpus.train, workload.seq_len, seed),
+        train=train,
         valid=validation_samples(corpus.valid, workload.seq_len, evaluation.num_samples) if evaluation else None,
         digest=corpus.digest,
         tokenizer=corpus.tokenizer,
