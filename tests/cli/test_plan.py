@@ -52,11 +52,10 @@ def test_a_layout_in_json_is_one_that_predict_takes(answer, capsys):
 
 
 def test_the_record_machine_is_planned_as_it_was_run(answer):
-    document = answer(*RECORD, "--layout", STACK, "--keep", "3")
-    fastest = min(document["plans"], key=lambda plan: plan["step_s"])  # an equal one with the usual rank order may come before it
-    assert document["plans"].index(fastest) < document["num_equal"]
-    assert fastest["layout"]["dp"] == 128 and fastest["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
-    assert any("A replica is a rack" in reason for reason in fastest["explanation"]["reasons"])
+    document = answer(*RECORD, "--layout", STACK, "--keep", "1")
+    best = document["plans"][0]
+    assert best["layout"]["dp"] == 128 and best["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
+    assert any("A replica is a rack" in reason for reason in document["explanation"]["reasons"])
     assert document["spares"] == {"domain": "rack", "per_domain": 8, "num_installed": 72, "num_domains": 128, "total": 1024}
 
 

@@ -31,7 +31,6 @@ from meshwright.layout import AXES, CP_KINDS, RECOMPUTE, SHORT_NAMES, Layout, La
 from meshwright.plan.candidates import DEGREES, Allowed, Fixed, Row, Space, concatenated, degrees
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
-from meshwright.plan.numbering import PP_LAST, same_numbers
 from meshwright.plan.stack import ANY, asked_of
 from meshwright.plan.stack.rule import Stack
 from meshwright.predict import software as sw
@@ -444,15 +443,14 @@ class _Quick:
 def num_unusual(rows: Layouts) -> NDArray[np.int64]:
     """Number of unusual choices of each layout: each must be set, and fewer people have tested it.
 
-    They are: zero bubble, context parallelism other than a ring, ZeRO 2 or 3 in a pipeline, recompute, and a rank order other than the one
-    that every stack has.
+    They are: zero bubble, context parallelism other than a ring, ZeRO 2 or 3 in a pipeline, and recompute. The rank order is not one
+    of them: it decides which traffic leaves the rack, and one flag of the stack sets it.
     """
     unusual = (
         rows.is_zero_bubble,
         (rows.cp > 1) & (rows.cp_kind != CP_KINDS.index("ring")),
         (rows.zero_stage > 1) & (rows.pp > 1),
         rows.recompute != RECOMPUTE.index("none"),
-        ~same_numbers(rows, PP_LAST),
     )
     return np.asarray(np.sum(unusual, axis=0), dtype=np.int64)
 
