@@ -31,6 +31,7 @@ from meshwright.layout import AXES, CP_KINDS, RECOMPUTE, SHORT_NAMES, Layout, La
 from meshwright.plan.candidates import DEGREES, Allowed, Fixed, Row, Space, concatenated, degrees
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
+from meshwright.plan.numbering import PP_LAST, same_numbers
 from meshwright.plan.stack import ANY, asked_of
 from meshwright.plan.stack.rule import Stack
 from meshwright.predict import software as sw
@@ -429,7 +430,7 @@ class _Quick:
         limit = (1 + noise) * self.value(best[0])
         chip = self._prediction.job.cluster.accelerator
         spare = np.minimum(np.floor(SPARE_STEPS * spare_bytes(self._prediction.memory, chip) / chip.memory_bytes), MOST_SPARE_STEPS)
-        unusual = num_unusual(self._prediction.layouts)
+        unusual = num_unusual(self._prediction.layouts, self._prediction.job.cluster)
         self.order.sort(key=lambda row: (-spare[row], unusual[row], self._closed[row]))
         equal: list[int] = []
         for row in self.order:
@@ -440,17 +441,20 @@ class _Quick:
         return equal + [row for row in best if row not in equal and self.value(row) > limit][: keep - len(equal)]
 
 
-def num_unusual(rows: Layouts) -> NDArray[np.int64]:
+def num_unusual(rows: Layouts, cluster: Cluster) -> NDArray[np.int64]:
     """Number of unusual choices of each layout: each must be set, and fewer people have tested it.
 
-    They are: zero bubble, context parallelism other than a ring, ZeRO 2 or 3 in a pipeline, and recompute. The rank order is not one
-    of them: it decides which traffic leaves the rack, and one flag of the stack sets it.
+    They are: zero bubble, context parallelism other than a ring, ZeRO 2 or 3 in a pipeline, recompute, and a rank order other than the one
+    that every stack has. An order that keeps a replica in one domain of the fastest network is not one of them: it decides which traffic
+    leaves the rack.
     """
+    domain = max((tier.num_accelerators for tier in cluster.tiers[:-1]), default=1)
     unusual = (
         rows.is_zero_bubble,
         (rows.cp > 1) & (rows.cp_kind != CP_KINDS.index("ring")),
         (rows.zero_stage > 1) & (rows.pp > 1),
         rows.recompute != RECOMPUTE.index("none"),
+        ~same_numbers(rows, PP_LAST) & (rows.tp * rows.cp * rows.pp > domain),
     )
     return np.asarray(np.sum(unusual, axis=0), dtype=np.int64)
 

@@ -66,5 +66,5 @@ def test_equal_plans_stand_by_memory_to_spare_then_by_unusual_choices() -> None:
     rows = Layouts.of(equal)
     chip = one.cluster.accelerator
     spare = np.minimum(spare_bytes(predict(one, rows).memory, chip) // (chip.memory_bytes / 10), 2)
-    order = list(zip(-spare, num_unusual(rows), strict=True))
+    order = list(zip(-spare, num_unusual(rows, one.cluster), strict=True))
     assert order == sorted(order)
