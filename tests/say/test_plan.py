@@ -12,6 +12,7 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.job import Job
 from meshwright.plan.candidates import fixed_by
 from meshwright.plan.explain import explain
+from meshwright.plan.noise import plan_noise
 from meshwright.plan.objective import Aim
 from meshwright.plan.planned import Planned, planned
 from meshwright.plan.sizes import Ask
@@ -64,7 +65,9 @@ def test_every_plan_is_a_forecast_with_its_explanation(found: Planned, document:
 def test_the_best_comes_first_and_is_the_plan(found: Planned, document: Document) -> None:
     values = document.to_json()
     steps = [plan["step_s"] for plan in values["plans"]]
-    assert steps == sorted(steps) and steps[0] == found.forecast.step_s == found.plan.step_s
+    equal = values["num_equal"]  # these stand by preference, not by their step
+    assert max(steps[:equal]) <= (1 + plan_noise()) * min(steps) and steps[equal:] == sorted(steps[equal:])
+    assert steps[0] == found.forecast.step_s == found.plan.step_s
     assert values["explanation"] == values["plans"][0]["explanation"]
     assert values["fixed"] == {"pp": 2} and {plan["layout"]["pp"] for plan in values["plans"]} == {2}
     assert values["limits"][0]["what"] == "deadline" and values["notes"] == list(found.notes)
