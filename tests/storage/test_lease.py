@@ -68,7 +68,8 @@ def test_one_that_is_not_renewed_is_taken_over_after_its_time(s3: ObjectServer) 
 def test_a_process_of_this_machine_that_has_ended_is_not_waited_for(s3: ObjectServer) -> None:
     place = s3.place()
     held_by(place, replace(Owner.this_process(), process=2**22 + 1))  # larger than any process number
-    Lease.take(place, wait=no_waiting, told=quiet)
+    lease = Lease.take(place, wait=no_waiting, told=quiet)
+    assert not lease.is_lost
 
 
 def test_the_old_owner_learns_that_it_was_replaced(s3: ObjectServer) -> None:
