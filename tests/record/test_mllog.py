@@ -58,6 +58,22 @@ def test_a_log_that_counts_tokens_gives_the_same_samples_and_steps() -> None:
     assert log.status == "aborted"
 
 
+def test_tokens_are_known_by_the_rules_of_the_benchmark_where_no_line_has_the_length_of_a_sequence() -> None:
+    lines = [line.replace("max_sequence_length", "another_length") for line in lines_of("counts_tokens")]
+    log = parse_log("\n".join(lines), "without a length")
+    assert log.seq_len is None
+    assert log.samples_to_target == fixture("counts_tokens").samples_to_target
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_without_a_batch_no_samples_are_counted_in_an_unknown_unit(name: str) -> None:
+    log = parse_log("\n".join(line for line in lines_of(name) if '"global_batch_size"' not in line), "without a batch")
+    assert log.num_evaluations == fixture(name).num_evaluations
+    assert [one.samples for one in log.evaluations] == [None] * log.num_evaluations
+    with pytest.raises(InputError, match="no global_batch_size line"):
+        _ = log.num_steps
+
+
 def test_progress_lines_apart_give_the_wall_clock_between_them() -> None:
     steps = step_times(fixture("progress_lines_apart"))
     # the second block begins after 10 of 12 steps since the last line: its first line ends 2 steps

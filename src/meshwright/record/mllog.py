@@ -43,6 +43,7 @@ STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
 PROGRESS = (*STEP_TIMERS, "train_loss", "reduced_train_loss")  # a tracked_stats line with one of these ends a step
 LOSSES = ("train_loss", "reduced_train_loss")  # the losses, as lines of their own
 SEQUENCE_LENGTHS = ("max_sequence_length", "sequence_length")
+RULED_LENGTHS = {"gpt3": 2048, "llama31_405b": 8192, "llama31_8b": 8192}  # tokens of a sequence by MLPerf's rules (v3.0 to v6.0)
 TOTALS = ("train_samples", "trained_samples")  # before the run: the samples of the data set; after it: the samples that were trained on
 RESUMED = "resumed"  # a mark of our own trainer: the run before it may have stopped anywhere
 LEAST_EVALUATION_S = 0.05  # shorter times lie between two lines that are written directly after each other
@@ -155,6 +156,12 @@ class Log:
         return next((self._count(key) for key in SEQUENCE_LENGTHS if self.first(key)), None)
 
     @property
+    def _ruled_length(self) -> int | None:
+        """Tokens of a sequence, by the rules of the benchmark if the log does not say it."""
+        name = self.first("submission_benchmark")
+        return self.seq_len or (RULED_LENGTHS.get(str(name.value)) if name else None)
+
+    @property
     def status(self) -> str:
         """How the run ended: "success", "aborted"; "" if the log ends before the run does."""
         stop = self.first("run_stop")
@@ -197,7 +204,8 @@ class Log:
     @property
     def num_steps(self) -> float:
         """Steps up to the last evaluation."""
-        return self.samples_to_target / self.global_batch_size
+        batch = self.global_batch_size
+        return self.samples_to_target / batch
 
     @property
     def target(self) -> float | None:
@@ -236,7 +244,7 @@ class Log:
         total = self.total_samples if self.logged_evaluations else None
         if not counted and total is None:
             raise InputError("no evaluation says how many samples came before it", where=self.path, fix="use a log with evaluations")
-        is_behind = counted and total is not None and self.first("global_batch_size") and total - counted[-1] == self.global_batch_size
+        is_behind = counted and total is not None and total - counted[-1] == self.global_batch_size
         return total if total is not None and (is_behind or not counted) else counted[-1]
 
     @property
@@ -246,9 +254,9 @@ class Log:
         In a log that counts tokens the total is in tokens too.
         """
         total = self._last_total()
-        if total is None:
+        if total is None or self.first("global_batch_size") is None:
             return None
-        per_sample = (self.seq_len or 1) if any(unit < 1 for unit in self._units.values()) else 1
+        per_sample = (self._ruled_length or 1) if any(unit < 1 for unit in self._units.values()) else 1
         return total / per_sample
 
     @cached_property
@@ -258,8 +266,8 @@ class Log:
         return tuple([event for event in found if "step" in event.metadata] or found)
 
     def samples_at(self, event: LogEvent) -> float | None:
-        """Sequences that the run had trained on at a line; None if the line does not say."""
-        return None if event.count is None else event.count * self._unit(event.counter)
+        """Sequences that the run had trained on at a line; None if the line does not say, or if without a batch its unit is not known."""
+        return event.count * self._unit(event.counter) if event.count is not None and self.first("global_batch_size") else None
 
     def _samples_of(self, one: EvaluationLines) -> float | None:
         """The samples of an evaluation, from its start if possible: some submitters are one step behind in the line of the result."""
@@ -291,11 +299,10 @@ class Log:
         `samples_count` counts samples, or tokens (GPT-3 of some submitters). `step` counted samples or tokens until v5.0, and steps since
         then. `epoch_num` is in tokens or samples if it grows by whole steps, and otherwise in epochs.
         """
-        if self.first("global_batch_size") is None:
-            return 1.0
         batch, gap = self.global_batch_size, min([counts[0], *(b - a for a, b in pairwise(counts))])
-        if self.seq_len is not None and gap % (batch * self.seq_len) == 0:
-            return 1 / self.seq_len
+        length = self._ruled_length
+        if length is not None and gap % (batch * length) == 0:
+            return 1 / length
         if name == "samples_count":
             return 1.0
         if name == "epoch_num":
