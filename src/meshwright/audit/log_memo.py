@@ -18,7 +18,7 @@ from meshwright.audit.printable import escaped, one_line
 from meshwright.audit.runs import WHOLE, LoggedRun
 from meshwright.audit.score import LoggedSubmission
 from meshwright.audit.submissions import Submission, noise, submissions
-from meshwright.record.mllog import WITH_EVALUATION
+from meshwright.record.log_steps import WITH_EVALUATION
 from meshwright.record.step_times import StepTimes
 from meshwright.say.document import Block, Document, Table, Text
 from meshwright.units import MINUTE

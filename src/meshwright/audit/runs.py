@@ -11,7 +11,8 @@ from typing import Any
 from meshwright.audit.flaws import Flaw, flaws
 from meshwright.audit.rules import Benchmark, benchmarks
 from meshwright.errors import InputError
-from meshwright.record.mllog import TIMERS, WITH_EVALUATION, Log, LoggedEvaluation, salvage_logs, step_times, stretches
+from meshwright.record.log_steps import TIMERS, WITH_EVALUATION, step_times, stretches
+from meshwright.record.mllog import Log, LoggedEvaluation, salvage_logs
 from meshwright.record.mllog_lines import EVALUATION, MARKER, DamagedLine, DamagedLog, UnreadableLog
 from meshwright.record.step_times import StepTimes
 
