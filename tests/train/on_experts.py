@@ -6,7 +6,7 @@ import torch
 
 from meshwright.describe.model import Experts, Model
 from meshwright.layout import Layout
-from meshwright.train.model.experts import RoutedExperts, visited
+from meshwright.train.model.experts import RoutedExperts, visit
 from meshwright.train.model.router import Choice
 from meshwright.train.parallel.expert import Visit
 from meshwright.train.parallel.mesh import make_mesh
@@ -48,7 +48,7 @@ def here_and_there(choices: list[list[list[int]]]) -> tuple[Found, Found]:
         parameter.data = parameter.data.chunk(axis.size)[axis.index].clone()
     mine = torch.tensor(choices[axis.index], dtype=torch.int64).view(-1, 3)
     there = _run(mine, axis.index, held, Visit(axis))
-    here = _run(mine, axis.index, whole, visited)
+    here = _run(mine, axis.index, whole, visit)
     # A rank with all experts has the gradients of its own tokens only: over all ranks together they are those of the experts there.
     for name, parameter in whole.named_parameters():
         summed = axis.all_reduce(parameter.grad.clone())

@@ -28,6 +28,15 @@ class Routes:
         """The row that each copy is of."""
         return self.order // self.positions.shape[1]
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether every slot has a copy; known from shapes, so that the host waits for nothing."""
+        return len(self.order) == self.positions.numel()
+
+    def first(self, num_copies: int) -> Routes:
+        """The same routes, of as many copies as there are: routes that were made for all slots may have more."""
+        return Routes(self.order[:num_copies], self.positions, self.counts)
+
 
 def routes_to(destinations: Tensor, num_destinations: int, num_copies: int | None = None) -> Routes:
     """The routes of rows to the `destinations` [rows, slots] of their slots.
@@ -64,10 +73,13 @@ def _sums(copies: Tensor, routes: Routes, weights: Tensor | None) -> Tensor:
         return total.to(copies.dtype)
     for slot in range(num_slots):
         position = routes.positions[:, slot]
-        rows = copies[position.clamp(max=len(copies) - 1)].float()
-        if weights is not None:
-            rows *= weights[:, slot, None]
-        total += torch.where((position < len(copies))[:, None], rows, 0.0)
+        rows = copies[position if routes.takes_all else position.clamp(max=len(copies) - 1)]
+        if not routes.takes_all:
+            rows = torch.where((position < len(copies))[:, None], rows, 0.0)
+        if weights is None:
+            total += rows
+        else:
+            total.addcmul_(rows, weights[:, slot, None])
     return total.to(copies.dtype)
 
 

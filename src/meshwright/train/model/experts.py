@@ -69,15 +69,10 @@ def clamped(gate_up: Tensor, limit: float) -> Tensor:
     return (up + 1) * (gate * torch.sigmoid(gate * SWISH))
 
 
-def visited(rows: Tensor, choice: Choice, experts: RoutedExperts, num_visits: int | None = None) -> Tensor:
-    """For every row the weighted sum of what its experts here make of it."""
-    routes = routes_to(choice.experts, experts.num_held, num_visits)
-    return collected(experts(spread(rows, routes), routes.counts), routes, choice.weights)
-
-
 def visit(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:
-    """The same where all experts are here."""
-    return visited(rows, choice, experts)
+    """For every row the weighted sum of what its experts here make of it. The host waits for nothing, unless visits are dropped."""
+    routes = routes_to(choice.experts, experts.num_held, choice.num_visits)
+    return collected(experts(spread(rows, routes), routes.counts), routes, choice.weights)
 
 
 class ExpertLayer(nn.Module):

@@ -27,6 +27,7 @@ class Choice(NamedTuple):
 
     experts: Tensor
     weights: Tensor  # fp32
+    num_visits: int | None = None  # how many are visited, if the host knows it: all, unless some are dropped
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +72,9 @@ class TokenRouter(nn.Module):
         visited = within(experts, self.capacity(len(experts)), self.experts.num_experts) if self.balance.capacity else experts
         if self.tally is not None and torch.is_grad_enabled():
             weights = self.watched(weights, logits, scores, chosen, dropped=(visited != experts).sum())
-        return Choice(visited, weights if visited is experts else torch.where(visited == NOWHERE, 0.0, weights))
+        if visited is experts:
+            return Choice(experts, weights, experts.numel())
+        return Choice(visited, torch.where(visited == NOWHERE, 0.0, weights))
 
     @torch.no_grad()
     def chosen(self, scores: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meshwright.train.kernels.routes import NOWHERE, collected, routes_to, spread
-from meshwright.train.model.experts import ExpertLayer, RoutedExperts, is_routed, visited
+from meshwright.train.model.experts import ExpertLayer, RoutedExperts, is_routed, visit
 from meshwright.train.model.router import Choice
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, ExchangeRows
@@ -53,11 +53,12 @@ class Visit:
     def __call__(self, rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:
         axis, num_held = self.axis, experts.num_held
         ranks = torch.where(choice.experts == NOWHERE, NOWHERE, choice.experts // num_held)
-        leaving = routes_to(once(ranks), axis.size)
+        leaving = routes_to(once(ranks), axis.size, ranks.numel())
         visits = torch.zeros_like(leaving.counts).scatter_add_(0, ranks.clamp(min=0).flatten(), (ranks != NOWHERE).long().flatten())
         numbers = torch.stack((leaving.counts, visits), dim=1)
         coming = axis.all_to_all(numbers)
         sent, received, num_visits = _on_host(leaving.counts, coming)
+        leaving = leaving.first(sum(sent))
         there = torch.arange(axis.size, device=rows.device).repeat_interleave(leaving.counts, output_size=sum(sent))
         is_there = ranks[leaving.rows] == there[:, None]
         local = torch.where(is_there, choice.experts[leaving.rows] - there[:, None] * num_held, NOWHERE)
@@ -69,7 +70,7 @@ class Visit:
 
         labels, arrived = exchanged(torch.cat((weights, local.to(weights.dtype)), dim=1)), exchanged(spread(rows, leaving))
         their_weights, their_experts = labels.chunk(2, dim=1)
-        made = visited(arrived, Choice(their_experts.detach().long(), their_weights), experts, num_visits)
+        made = visit(arrived, Choice(their_experts.detach().long(), their_weights, num_visits), experts)
         back: Tensor = ExchangeRows.apply(made, axis, received, sent)
         return collected(back, leaving)
 
