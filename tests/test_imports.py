@@ -32,6 +32,7 @@ ARROW = (
     ("job",),
     ("predict.profile_choice", "predict.recompute"),
     ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality", "predict.mechanisms"),
+    ("predict.parameters",),
     ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),
     ("layout",),

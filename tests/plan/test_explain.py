@@ -37,7 +37,7 @@ def test_zero_3_gathers_weights_for_the_forward_and_for_the_backward() -> None:
 
 
 def test_a_model_that_the_trainer_does_not_run_is_counted_by_its_parameters() -> None:
-    model, cluster = load_model("mixtral-8x7b"), load_cluster("azure-gb200-128").resized(64)
+    model, cluster = load_model("deepseek-v3"), load_cluster("azure-gb200-128").resized(64)
     workload = replace(load_workload("mlperf-llama31-8b"), global_batch=64, precision="bf16")
     job = Job(model, cluster, workload)
     sent = [axes_of(job, parse_layout(f"dp=64,ep=8,zero={zero}"))["dp"].num_bytes for zero in range(4)]

@@ -17,7 +17,7 @@ from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError, InputError
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.footprint import MOMENTS, PARTS, check_fits, footprint, recipe_for, spare_bytes, stages
-from meshwright.predict.traffic import chunks_of
+from meshwright.predict.parameters import chunks_of
 from meshwright.units import GB, GIB
 
 DENSE = Model(name="small", num_layers=8, hidden=512, ffn_hidden=1536, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=32000)

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from parity import batch_of, replica_of
+from parity import TRAINING, batch_of, replica_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.describe.model import Model
-from meshwright.describe.workload import Workload
+from meshwright.describe.workload import Training, Workload
 from meshwright.layout import AXES, Layout
-from meshwright.predict.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
+from meshwright.predict.traffic import EXCHANGE, GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
+from meshwright.train.model.experts import ExpertLayer
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.mesh import Mesh, _Maker, make_mesh
 
@@ -30,6 +31,7 @@ OPERATORS = {
     "c10d::alltoall_base_": (0, SWITCH),
     "c10d::send": (0, MESSAGE),
 }
+DEALT = "c10d::alltoall_base_"  # output, input, group, and for each rank how many rows come from it and go to it
 INCOMING = "c10d::recv_"  # counted where it is sent
 PRODUCT = "aten::mm"
 
@@ -45,6 +47,8 @@ class Sent:
     flows: dict[FlowKey, int]  # how often
     shared: dict[str, str]  # axes whose group is another axis's too, and the name that both are counted under
     num_control: int  # sums of loss and norm over all ranks
+    experts: tuple[int, ...] = ()  # the ranks that share out the experts with this one
+    rows: tuple[tuple[int, ...], ...] = ()  # for each run of a layer with experts, how many tokens chose experts of each of them
 
 
 def groups_of(layout: Layout) -> dict[str, list[int]]:
@@ -72,8 +76,18 @@ class Watch(TorchDispatchMode):
             self.events.append(("", PRODUCT))
         elif name.startswith("c10d::") and name != INCOMING:
             assert name in OPERATORS, f"{name} was sent and is not counted"
-            self._note(*OPERATORS[name], args)
+            if name == DEALT and args[4]:
+                self._note_rows(args)
+            else:
+                self._note(*OPERATORS[name], args)
         return func(*args, **(kwargs or {}))
+
+    def _note_rows(self, args: Any) -> None:
+        """Rows that go to other ranks."""
+        _, rows, boxed, _, sent, *_ = args
+        group = dist.ProcessGroup.unbox(boxed)
+        num_rows = sum(sent) - sent[group.rank()]
+        self.sent[group.group_name, EXCHANGE, num_rows * rows[0:1].numel() * rows.element_size() if num_rows else 0] += 1
 
     def _note(self, position: int, kind: str, args: Any) -> None:
         payload = args[position] if isinstance(args[position], list | tuple) else [args[position]]
@@ -89,7 +103,28 @@ class Watch(TorchDispatchMode):
 
 def axes_of(mesh: Mesh) -> list[Axis]:
     """The axes that a step's messages travel on."""
-    return [mesh.tp, mesh.cp, mesh.pp, mesh.replicate, mesh.shard, *([mesh.same_keys] if mesh.same_keys else [])]
+    of_experts = [axis for axis in (mesh.ep, mesh.expert_replicas.replicate, mesh.expert_replicas.shard) if axis.group is not None]
+    return [mesh.tp, mesh.cp, mesh.pp, mesh.replicate, mesh.shard, *of_experts, *([mesh.same_keys] if mesh.same_keys else [])]
+
+
+def watch_visits(replica: Any, mesh: Mesh) -> list[tuple[int, ...]]:
+    """A list that is filled with the tokens that chose experts of each rank, once for each forward pass that is no repetition."""
+    found: list[tuple[int, ...]] = []
+
+    def watched(visit: Any) -> Any:
+        def call(rows: Any, choice: Any, experts: Any) -> Any:
+            if torch._C._current_graph_task_id() == -1:  # otherwise the backward pass computes it again
+                there = choice.experts // experts.num_held
+                found.append(tuple(int((there == rank).any(dim=1).sum()) for rank in range(mesh.ep.size)))
+            return visit(rows, choice, experts)
+
+        return call
+
+    for chunk in replica.stage.chunks:
+        for module in chunk.modules():
+            if isinstance(module, ExpertLayer):
+                module.visit = watched(module.visit)
+    return found
 
 
 def axes_by_group(mesh: Mesh) -> dict[str, list[str]]:
@@ -101,10 +136,10 @@ def axes_by_group(mesh: Mesh) -> dict[str, list[str]]:
     return named
 
 
-def sent_in_a_step(model: Model, workload: Workload, layout: Layout) -> Sent:
+def sent_in_a_step(model: Model, workload: Workload, layout: Layout, training: Training = TRAINING) -> Sent:
     """What this rank sends in one step: forward, backward, update and the weights that follow it."""
-    with replica_of(model, workload, layout) as (replica, mesh):
-        batch = batch_of(0, model, workload, mesh)
+    with replica_of(model, workload, layout, training) as (replica, mesh):
+        batch, rows = batch_of(0, model, workload, mesh), watch_visits(replica, mesh)
         with Watch() as watch:
             replica.update(replica.gradients(batch), 1e-3)
             replica.ready()
@@ -114,7 +149,8 @@ def sent_in_a_step(model: Model, workload: Workload, layout: Layout) -> Sent:
         for (group, kind, payload), count in watch.sent.items():
             flows["+".join(named[group]), kind, sizes[group], payload] += count
         shared = {axis: "+".join(axes) for axes in named.values() for axis in axes}
-        return Sent(mesh.pp.index, mesh.shard.index if layout.zero_stage else 0, dict(flows), shared, watch.num_control)
+        shard = mesh.shard.index if layout.zero_stage else 0
+        return Sent(mesh.pp.index, shard, dict(flows), shared, watch.num_control, mesh.ep.ranks, tuple(rows))
 
 
 def order_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[str]:

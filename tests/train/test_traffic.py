@@ -7,9 +7,11 @@ sends by itself. Left out is one message of a step: the sum of loss, tokens and 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from expert_cases import COVERING, Case, case
 from on_ranks import Sent, sent_in_a_step
 from parity import ATTENTIONS, LLAMA, MODELS, PADDED, SHARED
 from parity import WORKLOAD as PARITY
@@ -18,7 +20,7 @@ from ranks import Pools
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout, parse_layout
-from meshwright.predict.traffic import Step, flows, sent_bytes, sent_on
+from meshwright.predict.traffic import EXCHANGE, Step, Visit, flows, sent_bytes, sent_on
 
 WORKLOAD = replace(PARITY, global_batch=4)
 
@@ -86,10 +88,12 @@ CASES = [
 ]
 
 
-def wanted(model: Model, workload: Workload, layout: Layout, sent: Sent) -> dict[tuple[str, str, int, int], int]:
+def wanted(
+    model: Model, workload: Workload, layout: Layout, sent: Sent, visits: tuple[Visit, ...] = ()
+) -> dict[tuple[str, str, int, int], int]:
     """The flows of a rank, counted as far as its process groups can distinguish them."""
     found: Counter[tuple[str, str, int, int]] = Counter()
-    for flow in flows(Step(model, workload, layout, sent.stage, shard=sent.shard)):
+    for flow in flows(Step(model, workload, layout, sent.stage, visits=visits, shard=sent.shard)):
         found[sent.shared[flow.axis], flow.kind, flow.num_ranks, flow.payload_bytes] += flow.count
     return dict(found)
 
@@ -130,3 +134,36 @@ def test_bytes_by_axis_are_the_sums_of_what_was_counted(pools: Pools) -> None:
             num_bytes = sum(n * sent_bytes(kind, payload, ranks) for kind, ranks, payload, n in counted)
             num_messages = sum(n for *_, n in counted)
             assert (num_bytes, num_messages) == sent_on(axis, flows(Step(LLAMA, WORKLOAD, layout, sent.stage)))
+
+
+EXPERTS = [
+    *COVERING,
+    case("ep=4,dp=4,mbs=1,zero=1"),
+    case("ep=2,tp=4,mbs=4,zero=2"),
+    case("ep=2,tp=2,mbs=8,zero=3", "gpt-oss"),
+    case("ep=2,dp=2,tp=2,mbs=2,zero=3,recompute=full", "deepseek"),
+    case("ep=2,dp=2,mbs=2,zero=2,recompute=selective", "gpt-oss"),
+    case("dp=2,zero=3,recompute=full"),
+]
+
+
+def visits_of(sent: Sequence[Sent], rank: int) -> tuple[Visit, ...]:
+    """The rows that a rank exchanged, from what the tokens of all ranks chose."""
+    others = [other for other in sent[rank].experts if other != rank]
+    here, there = sent[rank].experts.index(rank), [sent[rank].experts.index(other) for other in others]
+    return tuple(
+        Visit(sum(rows[place] for place in there), sum(sent[other].rows[number][here] for other in others))
+        for number, rows in enumerate(sent[rank].rows)
+    )
+
+
+@pytest.mark.parametrize("number, case", enumerate(EXPERTS), ids=str)
+def test_every_byte_of_experts_is_accounted_for(number: int, case: Case, pools: Pools) -> None:
+    precision = "fp32" if number % 3 else "bf16"
+    workload = replace(case.workload, precision=precision, training=case.training)
+    found = pools.of(case.layout.num_ranks).run(sent_in_a_step, case.shapes, workload, case.layout, case.training)
+    for rank, sent in enumerate(found):
+        visits = visits_of(found, rank)
+        assert sent.flows == wanted(case.shapes, workload, case.layout, sent, visits), f"rank {rank}"
+        assert sent.num_control == 1
+        assert (EXCHANGE in {kind for _, kind, *_ in sent.flows}) == (case.layout.ep > 1)

@@ -138,7 +138,7 @@ def _sent(forecast: Forecast) -> dict[str, tuple[float, float]]:
     steps = [Step(model, workload, layout, stage) for stage in stages]
     if is_counted_whole(model, workload):
         of_stages = [flows(step) for step in steps]
-        return {axis: max(sent_on(axis, found) for found in of_stages) for axis in AXES} | {"ep": (0.0, 0.0)}
+        return {axis: max(sent_on(axis, found) for found in of_stages) for axis in (*AXES, "ep")}
     within = [layer_flows(step) for step in steps]
     beside = {"dp": _data(priced, layout), "ep": _expert(priced, layout)}
     return {axis: max(sent_on(axis, found) for found in within) for axis in AXES} | beside

@@ -2,31 +2,36 @@
 
 A flow is a collective or a message that a step repeats. The bytes of a collective are those that a rank must send if nothing is sent twice:
 (n - 1) / n of the payload in an all-gather, a reduce-scatter or an all-to-all of n ranks, and twice that in an all-reduce, which is a
-reduce-scatter and an all-gather. The payload is the whole tensor that is gathered, scattered or summed. A message sends its payload. The
-sum of loss, tokens and squared gradients over all ranks is left out: a few numbers per step, for each rank and for each routed expert. A
-test counts the bytes in the trainer's process groups and finds these numbers (tests/train/test_traffic.py).
+reduce-scatter and an all-gather. The payload is the whole tensor that is gathered, scattered or summed. A message sends its payload, and
+so does an exchange of rows, in which every rank has another number of rows for every other. The sum of loss, tokens and squared gradients
+over all ranks is left out: a few numbers per step, for each rank and for each routed expert. A test counts the bytes in the trainer's
+process groups and finds these numbers (tests/train/test_traffic.py).
+
+How many rows tokens send to the ranks of their experts is known once they have chosen. With these numbers (`Step.visits`) every byte of
+expert parallelism is exact; without them `even_visits` stands for them, which is the mean where every expert is equally likely.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.describe.model import LatentAttention, Model
+from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
-from meshwright.predict.stages import chunk_share, stage_layers
+from meshwright.predict.parameters import Chunk, Parameter, buckets, chunks_of, gathered_units, layers_at
 
 BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients
 SMALLEST_BUCKETS = 4  # a chunk's gradients are sent in at least so many messages, so that some are sent early
-FP32_BYTES = 4
+FP32_BYTES, INT64_BYTES = 4, 8
 GATHER, SCATTER, REDUCE, SWITCH, MESSAGE = "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "message"
+EXCHANGE = "exchange of rows"  # an all-to-all whose parts differ in size; its payload is what a rank sends to others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class Flow:
 
 def sent_bytes(kind: str, payload_bytes: float, num_ranks: int) -> float:
     """Bytes that one of `num_ranks` must send in a collective, or in a message to one other."""
-    if kind == MESSAGE:
+    if kind in (MESSAGE, EXCHANGE):
         return payload_bytes
     share = payload_bytes * (num_ranks - 1) / num_ranks
     return 2 * share if kind == REDUCE else share
@@ -71,112 +76,11 @@ def sizes_of(precision: str) -> Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter on a tensor-parallel rank."""
+class Visit:
+    """The tokens that visit experts on other ranks when one layer runs one micro-batch, and those of others that visit this rank."""
 
-    name: str
-    shape: tuple[int, ...]  # of the rank's part
-    is_cut: bool  # over tensor ranks; otherwise each rank has the gradient of its part of the sequence only
-    is_product: bool = False  # the weight of a matrix product, whose gradient a zero-bubble schedule postpones
-    num_copied: int = 0  # rows at its end that other tensor ranks hold too: those of a shared key-value head
-
-    @property
-    def size(self) -> int:
-        """Elements of the rank's part."""
-        return math.prod(self.shape)
-
-    @property
-    def row(self) -> int:
-        """Elements of one row."""
-        return math.prod(self.shape[1:])
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The part of a model in one chunk of a stage, unit by unit: layers, embedding, head."""
-
-    units: tuple[tuple[Parameter, ...], ...]  # in the order of the model
-    num_layers: int
-    is_first: bool
-    is_last: bool
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """All of them, in the order of the model."""
-        return tuple(parameter for unit in self.units for parameter in unit)
-
-
-def chunks_of(model: Model, layout: Layout, stage: int) -> list[Chunk]:
-    """The chunks of one pipeline stage of a dense model."""
-    count, made = layers_at(model, layout, stage), []
-    for number in range(layout.vp):
-        is_first, is_last = stage == 0 and number == 0, stage == layout.pp - 1 and number == layout.vp - 1
-        num_layers = chunk_share(count, layout.vp, number, short_at_the_end=stage == layout.pp - 1)
-        units = [_layer(model, layout.tp)] * num_layers
-        shared = is_first and is_last and model.tied_embeddings
-        if is_first:
-            units.insert(0, _embedding(model, layout.tp))
-        if is_last:
-            units.append(_head(model, layout.tp, with_table=not shared))
-        made.append(Chunk(tuple(units), num_layers, is_first, is_last))
-    return made
-
-
-def layers_at(model: Model, layout: Layout, stage: int) -> int:
-    """Layers of one pipeline stage."""
-    return int(stage_layers(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers).at(stage))
-
-
-def _layer(model: Model, tp: int) -> tuple[Parameter, ...]:
-    copies = model.key_copies(tp)
-    hidden, query, key, inner = model.hidden, model.query_dim // tp, model.kv_dim * copies // tp, model.ffn_hidden // tp
-    out_bias = model.biases or model.attention_biases
-    in_bias = out_bias or model.qkv_biases
-    found = [*_norm(model, "attention_norm")]
-    found += [Parameter("attention.sinks", (model.num_heads // tp,), True)] if model.attention_sinks else []
-    if model.latent is None:
-        found += _linear("attention.qkv", (query + 2 * key, hidden), in_bias, bias_is_cut=True, num_copied=2 * key if copies > 1 else 0)
-        found += [Parameter(f"attention.{name}.weight", (model.head_dim,), False) for name in ("q_norm", "k_norm") if model.qk_norm]
-    else:
-        found += _latent(model, model.latent, tp)
-    found += _linear("attention.o", (hidden, model.value_dim // tp), out_bias, bias_is_cut=False)
-    found += _norm(model, "mlp_norm")
-    name, width = ("mlp.gate_up", 2 * inner) if model.gated else ("mlp.up", inner)
-    found += _linear(name, (width, hidden), model.biases, bias_is_cut=True)
-    found += _linear("mlp.down", (hidden, inner), model.biases, bias_is_cut=False)
-    return tuple(found)
-
-
-def _latent(model: Model, latent: LatentAttention, tp: int) -> Iterator[Parameter]:
-    """The products down to latent vectors, which are whole on every rank, their norms, and the products up to this rank's heads."""
-    hidden, rank = model.hidden, latent.query_rank
-    if rank:
-        yield Parameter("attention.q_down.weight", (rank, hidden), False, is_product=True)
-        yield Parameter("attention.q_down_norm.weight", (rank,), False)
-    yield Parameter(f"attention.{'q_up' if rank else 'q'}.weight", (model.query_dim // tp, rank or hidden), True, is_product=True)
-    yield Parameter("attention.kv_down.weight", (latent.key_value_rank + latent.rope_dim, hidden), False, is_product=True)
-    yield Parameter("attention.kv_down_norm.weight", (latent.key_value_rank,), False)
-    up = model.num_heads * (latent.nope_dim + latent.value_dim) // tp
-    yield Parameter("attention.kv_up.weight", (up, latent.key_value_rank), True, is_product=True)
-
-
-def _norm(model: Model, name: str) -> list[Parameter]:
-    return [Parameter(f"{name}.{kind}", (model.hidden,), False) for kind in (("weight", "bias") if model.layer_norm else ("weight",))]
-
-
-def _linear(name: str, shape: tuple[int, int], has_bias: bool, *, bias_is_cut: bool, num_copied: int = 0) -> list[Parameter]:
-    weight = Parameter(f"{name}.weight", shape, True, is_product=True, num_copied=num_copied)
-    return [weight, Parameter(f"{name}.bias", shape[:1], bias_is_cut, num_copied=num_copied)] if has_bias else [weight]
-
-
-def _embedding(model: Model, tp: int) -> tuple[Parameter, ...]:
-    table = Parameter("embed.weight", (model.vocab_rows(tp), model.hidden), True)
-    return (table, Parameter("embed.positions", (model.num_positions, model.hidden), False)) if model.num_positions else (table,)
-
-
-def _head(model: Model, tp: int, *, with_table: bool) -> tuple[Parameter, ...]:
-    table = [Parameter("head.weight", (model.vocab_rows(tp), model.hidden), True)] if with_table else []
-    return (*table, *_norm(model, "head.norm"))
+    sent: int  # rows that this rank sends: a token counts once for each other rank that has experts for it
+    received: int
 
 
 @dataclass(frozen=True)
@@ -188,6 +92,7 @@ class Step:
     layout: Layout
     stage: int = 0
     bucket_parameters: int = BUCKET_PARAMETERS
+    visits: tuple[Visit, ...] = ()  # one for each layer with experts and micro-batch; empty: as many as `even_visits` says
     shard: int | None = None  # this rank's position among those that share a state; None: the one that sends the most
 
     @property
@@ -213,7 +118,7 @@ class Step:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of an element of a gradient on this rank. A single rank that adds nothing up keeps gradients as they are computed."""
-        is_as_it_comes = self.layout.dp * self.layout.cp == 1 and self.num_micro_batches == 1
+        is_as_it_comes = max(num_same(self.layout), num_same_experts(self.model, self.layout)) == 1 and self.num_micro_batches == 1
         return self.sizes.activation if is_as_it_comes else self.sizes.gradient
 
     @property
@@ -227,6 +132,17 @@ class Step:
         return layers_at(self.model, self.layout, self.stage)
 
     @property
+    def num_expert_layers(self) -> int:
+        """The number of these that have experts."""
+        return sum(chunk.num_layers - chunk.num_dense for chunk in self.chunks)
+
+    @property
+    def num_mlps(self) -> int:
+        """The number of these that have an MLP which tensor ranks divide: a dense one, or shared experts."""
+        experts = self.model.experts
+        return self.num_layers - (self.num_expert_layers if experts and not experts.num_shared else 0)
+
+    @property
     def is_first(self) -> bool:
         """Whether the embedding is on this stage."""
         return self.stage == 0
@@ -238,9 +154,8 @@ class Step:
 
 
 def is_counted_whole(model: Model, workload: Workload) -> bool:
-    """Whether all parameters are counted: a dense model that is trained completely, as the trainer runs it."""
-    foreign = (model.experts, model.num_prediction_layers, workload.adapters)
-    return not any(foreign)
+    """Whether all parameters are counted: a model that is trained completely, as the trainer runs it."""
+    return not (model.num_prediction_layers or workload.adapters)
 
 
 def flows(step: Step) -> tuple[Flow, ...]:
@@ -249,7 +164,8 @@ def flows(step: Step) -> tuple[Flow, ...]:
     If a state does not divide evenly over the ranks that share it, the rank is the first of them, which holds the most.
     """
     assert is_counted_whole(step.model, step.workload), "ask is_counted_whole first"
-    return merged([*layer_flows(step), *norm_flows(step), *copied_flows(step), *tied_flows(step), *data_flows(step)])
+    within = [*layer_flows(step), *expert_flows(step), *balance_flows(step)]
+    return merged([*within, *norm_flows(step), *copied_flows(step), *tied_flows(step), *data_flows(step)])
 
 
 def layer_flows(step: Step) -> tuple[Flow, ...]:
@@ -275,6 +191,7 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
     A rank keeps its own part of a gathered input, so that the backward gathers each input again: by itself, or by recomputing the layer or
     its MLP. Recomputing a layer also repeats its first scatter, but not the last one, whose result the backward does not need; recomputing
     its MLP alone repeats that one. Latent vectors are gathered once for a forward, and kept: only recomputing the layer gathers them again.
+    Routed experts take the rank's own part of the sequence, and gather nothing.
     """
     tp, m = step.layout.tp, step.num_micro_batches
 
@@ -283,18 +200,19 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
 
     passes, again, mlp = m * step.num_layers, step.layout.recompute == "full", step.layout.has_part("mlp")
     latent = step.model.latent
-    gathers = 1 if latent and latent.query_rank else 2  # of hidden states in a layer: for attention and for the MLP
-    yield flow("layers forward", GATHER, step.hidden_bytes, gathers * passes)
-    yield flow("layers forward", SCATTER, step.hidden_bytes, 2 * passes)
-    yield flow("layers backward", GATHER, step.hidden_bytes, 2 * passes)
-    yield flow("layers backward", SCATTER, step.hidden_bytes, gathers * passes)
-    yield flow("layers again", GATHER, step.hidden_bytes, gathers * passes)
+    attentions = 0 if latent and latent.query_rank else passes  # that gather hidden states
+    mlps = m * step.num_mlps
+    yield flow("layers forward", GATHER, step.hidden_bytes, attentions + mlps)
+    yield flow("layers forward", SCATTER, step.hidden_bytes, passes + mlps)
+    yield flow("layers backward", GATHER, step.hidden_bytes, passes + mlps)
+    yield flow("layers backward", SCATTER, step.hidden_bytes, attentions + mlps)
+    yield flow("layers again", GATHER, step.hidden_bytes, attentions + mlps)
     if latent:
         vectors = step.tokens * (latent.query_rank + latent.key_value_rank + latent.rope_dim) * step.sizes.activation
         yield flow("latent vectors forward", GATHER, vectors, passes)
         yield flow("latent vectors again", GATHER, vectors, passes * again)
         yield flow("latent vectors backward", SCATTER, vectors, passes)
-    yield flow("layers again", SCATTER, step.hidden_bytes, passes * (again + mlp))
+    yield flow("layers again", SCATTER, step.hidden_bytes, passes * again + mlps * mlp)
     if step.is_first:
         yield flow("embedding forward", SCATTER, step.hidden_bytes, m)
         yield flow("embedding backward", GATHER, step.hidden_bytes, m)
@@ -303,6 +221,53 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
         yield flow("head backward", SCATTER, step.hidden_bytes, m)
         yield flow("largest logits", REDUCE, step.tokens * FP32_BYTES, m)
         yield flow("sums of the loss", REDUCE, 2 * step.tokens * FP32_BYTES, m)
+
+
+def expert_flows(step: Step) -> Iterator[Flow]:
+    """Expert parallelism: how many rows go where, the rows with their weights and experts, and what experts make of them.
+
+    The backward pass sends the gradients of each the other way. Recomputing a layer repeats the forward; what comes back is sent again only
+    if shared experts follow, since otherwise no gradient needs it.
+    """
+    experts, ep = step.model.experts, step.layout.ep
+    if experts is None:
+        return
+    visits = step.visits or even_visits(step)
+    again, hidden, label = step.layout.recompute == "full", step.model.hidden * step.sizes.activation, 2 * experts.num_active * FP32_BYTES
+
+    def flow(what: str, rows: int, row_bytes: int, count: int = 1) -> Flow:
+        return Flow(axis="ep", what=what, kind=EXCHANGE, num_ranks=ep, payload_bytes=rows * row_bytes, count=count)
+
+    numbers = 2 * ep * INT64_BYTES
+    yield Flow(axis="ep", what="numbers of rows", kind=SWITCH, num_ranks=ep, payload_bytes=numbers, count=len(visits) * (1 + again))
+    for visit in visits:
+        yield flow("weights and experts", visit.sent, label, 1 + again)
+        yield flow("tokens", visit.sent, hidden, 1 + again)
+        yield flow("tokens back", visit.received, hidden, 1 + (again and experts.num_shared > 0))
+        yield flow("gradients of weights", visit.received, label)
+        yield flow("gradients of tokens", visit.received, hidden)
+        yield flow("gradients of tokens back", visit.sent, hidden)
+
+
+def even_visits(step: Step) -> tuple[Visit, ...]:
+    """The mean numbers of rows if a token's experts are drawn at random, for every layer and micro-batch."""
+    experts, layout = step.model.experts, step.layout
+    assert experts is not None, "only tokens of a model with experts visit them"
+    elsewhere = experts.num_experts - experts.num_experts // layout.ep
+    missed = math.comb(elsewhere, experts.num_active) / math.comb(experts.num_experts, experts.num_active)  # tokens that pass a rank by
+    rows = round(step.tokens / layout.tp * (layout.ep - 1) * (1 - missed))
+    return (Visit(rows, rows),) * (step.num_expert_layers * step.num_micro_batches)
+
+
+def balance_flows(step: Step) -> Iterator[Flow]:
+    """Tensor and context parallelism: the loads of sequences that are divided, added up for the auxiliary loss."""
+    training, experts = step.workload.training, step.model.experts
+    if not (experts and training and training.balance.auxiliary) or training.balance.scope == "batch":
+        return
+    times = step.num_expert_layers * step.num_micro_batches * (1 + (step.layout.recompute == "full"))
+    payload = step.layout.micro_batch * experts.num_experts * FP32_BYTES
+    for axis, num_ranks in (("tp", step.layout.tp), ("cp", step.layout.cp)):
+        yield Flow(axis=axis, what="loads of sequences", kind=REDUCE, num_ranks=num_ranks, payload_bytes=payload, count=times)
 
 
 def norm_flows(step: Step) -> Iterator[Flow]:
@@ -420,9 +385,38 @@ def tied_flows(step: Step) -> Iterator[Flow]:
     yield Flow(axis="pp", what="tied table", kind=MESSAGE, num_ranks=layout.pp, payload_bytes=payload, count=1)
 
 
+def num_same(layout: Layout) -> int:
+    """Ranks that hold the same weights, except those of routed experts."""
+    return layout.dp * layout.cp
+
+
+def num_same_experts(model: Model, layout: Layout) -> int:
+    """Ranks that hold the same routed experts; 1 if there are none."""
+    return layout.dp * layout.cp * layout.tp // layout.ep if model.experts else 1
+
+
 def num_sharing(layout: Layout) -> int:
     """Replicas that share one state: all of them if nothing is sharded."""
-    return layout.sharing_ranks if layout.zero_stage else layout.dp * layout.cp
+    return layout.sharing_ranks if layout.zero_stage else num_same(layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the ranks that hold the same weights divide their state: groups of ranks that each share one."""
+
+    num_ranks: int  # of a group
+    num_groups: int
+
+
+def sharing_of(step: Step, parameter: Parameter) -> Sharing:
+    """How the state of a parameter is divided. Of routed experts, as many ranks share one as for other weights if that divides them."""
+    layout = step.layout
+    if not parameter.is_routed:
+        return Sharing(num_sharing(layout), num_same(layout) // num_sharing(layout))
+    same = num_same_experts(step.model, layout)
+    shared = math.gcd(same, layout.zero_ranks) if layout.zero_stage and layout.zero_ranks else same
+    ranks = shared if shared > 1 or layout.zero_ranks == 1 else same
+    return Sharing(ranks, same // ranks)
 
 
 def is_fully_sharded(layout: Layout) -> bool:
@@ -446,12 +440,12 @@ def _replica_flow(what: str, kind: str, num_ranks: int, payload_bytes: int, coun
 
 def _bucket_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
     """ZeRO 0: an all-reduce a step. 1: a reduce-scatter a step, 2: one a micro-batch; both gather new weights once."""
-    layout, sizes = step.layout, step.sizes
-    ranks = num_sharing(layout)
-    groups = layout.dp * layout.cp // ranks
-    zero = layout.zero_stage if ranks > 1 else 0
-    times = step.num_micro_batches if zero == 2 else 1
+    sizes = step.sizes
     for bucket in _buckets(step, chunk):
+        sharing = sharing_of(step, bucket[0])
+        ranks, groups = sharing.num_ranks, sharing.num_groups
+        zero = min(step.layout.zero_stage, 2) if ranks > 1 else 0
+        times = step.num_micro_batches if zero == 2 else 1
         size = sum(parameter.size for parameter in bucket)
         share = -(-size // ranks) if zero else size
         if zero:
@@ -465,9 +459,9 @@ def _bucket_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
 def _fully_sharded_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
     """ZeRO 3: each unit gathers its weights for a forward and again for a backward, and reduces gradients, every micro-batch."""
     sizes, m = step.sizes, step.num_micro_batches
-    ranks = num_sharing(step.layout)
-    groups = step.layout.dp * step.layout.cp // ranks
     for unit in gathered_units(chunk, step.model.tied_embeddings):
+        sharing = sharing_of(step, unit[0])
+        ranks, groups = sharing.num_ranks, sharing.num_groups
         share = sum(-(-p.shape[0] // ranks) * math.prod(p.shape[1:]) for p in unit)
         yield _replica_flow("weights forward", GATHER, ranks, share * ranks * sizes.weight, m)
         yield _replica_flow("weights backward", GATHER, ranks, share * ranks * sizes.weight, m)
@@ -475,38 +469,10 @@ def _fully_sharded_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
         yield _replica_flow("gradients across groups", REDUCE, groups, share * sizes.gradient, m)
 
 
-def gathered_units(chunk: Chunk, tied: bool) -> list[tuple[Parameter, ...]]:
-    """What is gathered at once: a layer, the embedding, the head; both ends together if they share a table in one chunk."""
-    if not (tied and chunk.is_first and chunk.is_last):
-        return list(chunk.units)
-    return [*chunk.units[1:-1], chunk.units[0] + chunk.units[-1]]
-
-
 def _buckets(step: Step, chunk: Chunk) -> Iterator[list[Parameter]]:
     size = sum(parameter.size for parameter in chunk.parameters)
     most = max(min(step.bucket_parameters, size // SMALLEST_BUCKETS), 1)
     return buckets(chunk.parameters, most, tied=step.model.tied_embeddings)
-
-
-def buckets(parameters: Sequence[Parameter], most: int, *, tied: bool) -> Iterator[list[Parameter]]:
-    """Parameters that are sent together, about `most` elements, in the order in which gradients are computed.
-
-    A bucket holds one kind: matrices or vectors (weight decay), split over tensor ranks or not, postponed by a zero-bubble schedule or not.
-    A tied table has its own bucket, so that the first and the last stage divide it in the same way.
-    """
-    kinds: dict[tuple[object, ...], list[Parameter]] = {}
-    for parameter in reversed(parameters):
-        alone = parameter.name if tied and parameter.name in ("embed.weight", "head.weight") else ""
-        kinds.setdefault((alone, len(parameter.shape) > 1, parameter.is_cut, parameter.is_product), []).append(parameter)
-    for of_kind in kinds.values():
-        held: list[Parameter] = []
-        for parameter in of_kind:
-            held.append(parameter)
-            if sum(p.size for p in held) >= most:
-                yield held
-                held = []
-        if held:
-            yield held
 
 
 def sent_on(axis: str, found: Iterable[Flow]) -> tuple[float, int]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from expert_cases import MODELS as MIXTURES
+from expert_cases import WHOLE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from on_ranks import num_threads
@@ -13,7 +15,7 @@ from parity import LLAMA, MODELS, WORKLOAD, run_steps
 from ranks import Pools
 
 from meshwright.layout import Layout, parse_layout
-from meshwright.predict.traffic import buckets, chunks_of
+from meshwright.predict.parameters import buckets, chunks_of
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.buckets import grouped_parameters
 from meshwright.train.parallel.pipeline import chunk_layers
@@ -60,7 +62,10 @@ def test_gradients_that_come_first_leave_first(model) -> None:
     assert products == [f"layers.{number}.mlp.down.weight" for number in reversed(range(model.num_layers))]
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+EVERY = {**MODELS, **MIXTURES, **WHOLE}
+
+
+@pytest.mark.parametrize("model", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=2), Layout(pp=2, vp=2), Layout(pp=4)], ids=str)
 def test_what_is_reported_to_be_sent_has_the_same_parameters_in_the_same_buckets(model, layout: Layout) -> None:
     for stage in range(layout.pp):

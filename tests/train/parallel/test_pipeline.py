@@ -15,8 +15,8 @@ from ranks import Pools
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, schedule_named
 from meshwright.layout import Layout, parse_layout
+from meshwright.predict.parameters import chunks_of
 from meshwright.predict.stages import stage_layers
-from meshwright.predict.traffic import chunks_of
 from meshwright.train.parallel.pipeline import Operation, chunk_layers, operations
 
 DEEP = replace(LLAMA, num_layers=8)

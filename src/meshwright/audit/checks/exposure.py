@@ -197,7 +197,7 @@ def _job(run: Run) -> tuple[Model, Workload]:
 def _crossing(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> Wire:
     """Data-parallel bytes of a rank, divided by the bandwidth of the outermost tier."""
     tier = list(cluster)[-1]
-    if not is_counted_whole(model, workload):
+    if model.experts or not is_counted_whole(model, workload):
         return Wire(0.0, 0.0, (f"bytes of {model.name} are not counted here (experts or adapters)",))
     placed = place(Layouts.of([layout]), tier_sizes(cluster)).joint("cp", "dp")[:, 0]
     inside, everyone = (float(placed[-2]) if len(placed) > 1 else 1.0), float(placed[-1])
