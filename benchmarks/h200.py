@@ -19,6 +19,7 @@ torchtitan==0.2.2 torchao==0.17.0 torchdata==0.11.0 tyro einops docstring_parser
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import signal
@@ -277,7 +278,8 @@ def _timed(
 def _floor(case: Case, given: argparse.Namespace, results: Results, clock: Clock) -> None:
     """The floor of one case, in a process of its own."""
     say(f"{case.name}, floor:")
-    found = run("floor", _common(case, given), clock)
+    loads = next((row["loads"] for row in results.rows("speed") if row["case"] == case.name and "loads" in row), None)
+    found = run("floor", [*_common(case, given), *(["--loads", json.dumps(loads)] if loads else [])], clock)
     if found:
         results.add("floor", {"case": case.name, "words": case.words, "num_tokens": case.num_tokens, **found})
 

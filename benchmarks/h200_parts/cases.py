@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from h200_parts.mixtures import MIXTURES, SIZES, TINY_OF
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
@@ -23,7 +24,7 @@ TINY = Model(
 TEXT = Model(
     name="text-100m", num_layers=12, hidden=768, ffn_hidden=2048, num_heads=12, num_kv_heads=4, head_dim=64, vocab_size=16384
 )  # 101 M parameters
-OWN_MODELS = {model.name: model for model in (TINY, TEXT)}
+OWN_MODELS = {**{model.name: model for model in (TINY, TEXT)}, **MIXTURES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Case:
     @property
     def words(self) -> str:
         """The case as a table shows it."""
-        size = {"llama-3.1-8b": "8B", "llama-3.2-3b": "3B untied", "llama-3.2-1b": "1B untied"}.get(self.model, self.model)
+        size = {"llama-3.1-8b": "8B", "llama-3.2-3b": "3B untied", "llama-3.2-1b": "1B untied", **SIZES}.get(self.model, self.model)
         words = [size, f"{self.states} states", f"batch {self.batch}", "fp8" if self.is_fp8 else self.precision.removesuffix("-pure")]
         if self.seq_len != 8192:
             words.append(f"sequence {self.seq_len:,}")
@@ -86,7 +87,12 @@ LONG = (  # long sequences, whole and packed
     Case(name="1b-32768", model="llama-3.2-1b", batch=1, precision="bf16", states="fp32", seq_len=32768),
     Case(name="1b-32768-packed", model="llama-3.2-1b", batch=1, precision="bf16", states="fp32", seq_len=32768, document=4096),
 )
-EVERY = (*ASKED, *OTHERS, *LONG)
+EXPERTS = tuple(  # the 16B model's states leave no room for its activations: both trainers compute its layers again
+    Case(name=f"{name}-{length}", model=model, batch=1, precision="bf16-pure", states="bf16", seq_len=length, recompute=recompute)
+    for length in (8192, 4096)
+    for name, model, recompute in (("qwen3-moe", "qwen3-30b-a3b-16-layers", "none"), ("deepseek-16b", "deepseek-16b", "full"))
+)
+EVERY = (*ASKED, *OTHERS, *LONG, *EXPERTS)
 NAMES = tuple(case.name for case in EVERY)
 END = 0  # the token that ends a document
 
@@ -94,8 +100,10 @@ END = 0  # the token that ends a document
 def chosen(names: Sequence[str], cases: Sequence[Case], *, is_dry: bool) -> list[Case]:
     """The cases of these names, or all; where nothing is to be claimed, the same with a tiny model."""
     found = [case for case in EVERY if case.name in names] if names else list(cases)
-    small = {"model": TINY.name}
-    return [replace(case, **small, seq_len=case.seq_len // 128, document=case.document // 128) for case in found] if is_dry else found
+    if not is_dry:
+        return found
+    tiny = [replace(case, model=TINY_OF.get(case.model, TINY.name)) for case in found]
+    return [replace(case, seq_len=case.seq_len // 128, document=case.document // 128) for case in tiny]
 
 
 def case_of(line: str) -> Case:

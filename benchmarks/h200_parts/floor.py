@@ -7,13 +7,18 @@ written once where no product can take them in; logits read and their gradient w
 
 A layer's products and its attention are run in turn, as in a step, for seconds on end and on normal random numbers: heat and power decide
 the clock, and neither a product alone nor one of zeros draws what a step does. In fp8 the head's products count as fp8 too, casts as free.
+
+Experts' products are grouped ones with the sizes of groups that a step of our trainer had. Of the work around them, the sum of a token's
+outputs and its gradient are counted as bytes; the sorting and the copies of tokens are counted as free.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +29,7 @@ from h200_parts.cases import Case, case_of, model_of, state_bytes_per_parameter
 from h200_parts.child import hand_over, note
 from meshwright.describe.model import Model
 from meshwright.train.kernels import flash_attention
+from meshwright.train.kernels.grouped import arithmetic_for
 
 LAYER_S, HEAD_S, COPY_S = 4.0, 2.0, 0.5  # how long each is run, half of it before it is timed
 COPY_BYTES = 2**31
@@ -39,11 +45,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", type=case_of, required=True)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--loads", type=json.loads, help="tokens of each expert; without it, even ones")
     given = parser.parse_args()
-    hand_over(floor_of(given.case, torch.device(given.device)))
+    hand_over(floor_of(given.case, torch.device(given.device), given.loads))
 
 
-def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
+def floor_of(case: Case, device: torch.device, loads: list[int] | None = None) -> dict[str, Any]:
     """Seconds of a step by part, and their sum."""
     model = model_of(case)
     copy_bytes_per_s = copy_rate(device)
@@ -52,15 +59,21 @@ def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
     head = {"head": shapes.pop("head")}
     forward, backward, kernel = flash_attention_4(case, model, device) or attention(case, model, device)
     works = {**products(shapes, case, device), ("attention", "forward"): forward, ("attention", "backward"): backward}
+    grouped = expert_products(model, loads or even_loads(case, model), device)
+    works |= grouped
     layer_s = in_turn_s(works, device, LAYER_S)
-    del works, forward, backward
+    num_expert_layers = model.num_expert_layers
+    grouped_s = {f"{name} {way}": num_expert_layers * layer_s[name, way] for name, way in grouped}
+    for name, took_s in grouped_s.items():
+        note(f"{name} of all layers: {1e3 * took_s:.2f} ms")
+    del works, forward, backward, grouped
     head_s = in_turn_s(products(head, case, device), device, HEAD_S)
     timed = _rows({**shapes, **head}, {**layer_s, **head_s}, case)
     attention_s = {way: layer_s["attention", way] for way in ("forward", "backward")}
     note(f"attention of a layer by {kernel}: " + ", ".join(f"{way} {1e3 * s:.3f} ms" for way, s in attention_s.items()))
     moved = bytes_moved(case, model)
     parts_s = {
-        "GEMM": sum(row["count"] * row["took_s"] for row in timed),
+        "GEMM": sum(row["count"] * row["took_s"] for row in timed) + sum(grouped_s.values()),
         "attention": model.num_layers * sum(attention_s.values()),
         "optimizer": moved["optimizer"] / copy_bytes_per_s,
         "elementwise": (moved["elementwise"] + moved["loss"]) / copy_bytes_per_s,
@@ -75,6 +88,8 @@ def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
         "copy_bytes_per_s": copy_bytes_per_s,
         "bytes": moved,
         "products": timed,
+        "grouped_s": grouped_s,
+        "loads": loads,
         "attention_s": {**attention_s, "kernel": kernel},
     }
 
@@ -126,15 +141,65 @@ def copy_rate(device: torch.device) -> float:
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, int, int]]:
-    """Width in, width out and count of the model's products; those that read the same are one."""
-    layers = model.num_layers
+    """Width in, width out and count of the model's products; those that read the same are one. Routed experts are left out."""
+    layers, experts = model.num_layers, model.experts
+    num_dense = layers - model.num_expert_layers
+    shapes = _attention_shapes(model)
+    if num_dense:
+        shapes |= _mlp_shapes("", model, model.ffn_hidden, num_dense)
+    if experts and experts.num_shared:
+        shapes |= _mlp_shapes("shared ", model, experts.num_shared * experts.hidden, model.num_expert_layers)
+    if experts:
+        shapes["router"] = (model.hidden, experts.num_experts, model.num_expert_layers)
+    return {**shapes, "head": (model.hidden, model.vocab_size, 1)}
+
+
+def _attention_shapes(model: Model) -> dict[str, tuple[int, int, int]]:
+    layers, latent = model.num_layers, model.latent
+    out = {"o": (model.value_dim, model.hidden, layers)}
+    if latent is None:
+        return {"qkv": (model.hidden, model.query_dim + 2 * model.kv_dim, layers), **out}
+    narrow = latent.key_value_rank + latent.rope_dim
+    up = {"kv up": (latent.key_value_rank, model.num_heads * (latent.nope_dim + latent.value_dim), layers)}
+    if latent.query_rank:
+        return {
+            "down": (model.hidden, latent.query_rank + narrow, layers),
+            "q up": (latent.query_rank, model.query_dim, layers),
+            **up,
+            **out,
+        }
+    return {"q and kv down": (model.hidden, model.query_dim + narrow, layers), **up, **out}
+
+
+def _mlp_shapes(kind: str, model: Model, width: int, count: int) -> dict[str, tuple[int, int, int]]:
     return {
-        "qkv": (model.hidden, model.query_dim + 2 * model.kv_dim, layers),
-        "o": (model.query_dim, model.hidden, layers),
-        "gate and up": (model.hidden, (model.mlp_matrices - 1) * model.ffn_hidden, layers),
-        "down": (model.ffn_hidden, model.hidden, layers),
-        "head": (model.hidden, model.vocab_size, 1),
+        f"{kind}gate and up": (model.hidden, (model.mlp_matrices - 1) * width, count),
+        f"{kind}down": (width, model.hidden, count),
     }
+
+
+def even_loads(case: Case, model: Model) -> list[int]:
+    """Tokens of each expert if all have the same number, nearly; empty without experts."""
+    if model.experts is None:
+        return []
+    whole, rest = divmod(case.num_tokens * model.experts.num_active, model.experts.num_experts)
+    return [whole + (number < rest) for number in range(model.experts.num_experts)]
+
+
+def expert_products(model: Model, loads: list[int], device: torch.device) -> dict[tuple[str, str], Work]:
+    """Every pass of the routed experts' products of one layer; none without experts."""
+    if model.experts is None:
+        return {}
+    counts, width = torch.tensor(loads, device=device), model.experts.hidden
+    arithmetic = arithmetic_for(device, torch.bfloat16)
+    found: dict[tuple[str, str], Work] = {}
+    for name, num_in, num_out in (("experts gate and up", model.hidden, 2 * width), ("experts down", width, model.hidden)):
+        rows, gradient = (torch.randn(sum(loads), side, device=device, dtype=torch.bfloat16) for side in (num_in, num_out))
+        weight = torch.randn(len(loads), num_out, num_in, device=device, dtype=torch.bfloat16)
+        found[name, "forward"] = partial(arithmetic.forward, rows, weight, counts)
+        found[name, "input gradient"] = partial(arithmetic.to_input, gradient, weight, counts)
+        found[name, "weight gradient"] = partial(arithmetic.to_weight, gradient, rows, counts)
+    return found
 
 
 def sides(direction: str, num_in: int, num_out: int, rows: int) -> tuple[int, int, int]:
@@ -185,7 +250,7 @@ def attention(case: Case, model: Model, device: torch.device, backends: tuple[SD
 
         def forward(backend: SDPBackend = backend) -> torch.Tensor:
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=model.num_heads != model.num_kv_heads)
+                return F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=model.num_heads != num_key_heads(model))
 
         try:
             out = forward()
@@ -198,7 +263,7 @@ def attention(case: Case, model: Model, device: torch.device, backends: tuple[SD
 
 def flash_attention_4(case: Case, model: Model, device: torch.device) -> tuple[Work, Work, str] | None:
     """The same by FlashAttention 4; None where that is not to be had."""
-    if not flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, case.seq_len, device):
+    if not flash_attention.prepare(model.num_heads, num_key_heads(model), model.attended_dim, case.seq_len, device):
         return None
     query, key, value, gradient = (x.transpose(1, 2) for x in random_heads(case, model, device))
     inputs = [x.requires_grad_() for x in (query, key, value)]
@@ -210,10 +275,15 @@ def flash_attention_4(case: Case, model: Model, device: torch.device) -> tuple[W
     )
 
 
+def num_key_heads(model: Model) -> int:
+    """Heads of keys and values; latent vectors are made into as many as there are queries."""
+    return model.num_heads if model.latent else model.num_kv_heads
+
+
 def random_heads(case: Case, model: Model, device: torch.device) -> list[torch.Tensor]:
     """Random queries, keys, values and gradient of what attention gives, [B, N, T, D]; tokens lie before heads."""
-    wide = (case.batch, case.seq_len, model.num_heads, model.head_dim)
-    narrow = (case.batch, case.seq_len, model.num_kv_heads, model.head_dim)
+    wide = (case.batch, case.seq_len, model.num_heads, model.attended_dim)
+    narrow = (case.batch, case.seq_len, num_key_heads(model), model.attended_dim)
     return [torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2) for shape in (wide, narrow, narrow, wide)]
 
 
@@ -224,13 +294,18 @@ def bytes_moved(case: Case, model: Model) -> dict[str, float]:
     and keys, forward and backward. SwiGLU reads two and writes one; its backward reads three and writes two. The loss reads logits and
     writes their gradient.
     """
-    rows, layers = case.num_tokens, model.num_layers
+    rows, layers, experts = case.num_tokens, model.num_layers, model.experts
     norms = 2 * (4 + 4) * model.hidden
     rotary = 4 * (model.query_dim + model.kv_dim)
-    swiglu = (3 + 5) * model.ffn_hidden
+    widths = (layers - model.num_expert_layers) * model.ffn_hidden
+    summed = 0  # a token's outputs and their sum, and the gradients of both
+    if experts:
+        widths += model.num_expert_layers * (experts.num_active + experts.num_shared) * experts.hidden
+        summed = model.num_expert_layers * 2 * (experts.num_active + 1) * model.hidden
+    swiglu = (3 + 5) * widths
     return {
         "optimizer": float(model.num_parameters * sum(state_bytes_per_parameter(case).values())),
-        "elementwise": 2.0 * rows * layers * (norms + rotary + swiglu),
+        "elementwise": 2.0 * rows * (layers * (norms + rotary) + swiglu + summed),
         "loss": 2.0 * 2 * rows * model.vocab_size,
     }
 

@@ -32,7 +32,7 @@ def main() -> None:
         hand_over({"refused": f"the trainer refuses: {error.what}"})
         return
     recorder = timed(stepper, given.case, given.warmup, given.steps)
-    result = {"trainer": "meshwright", "num_parameters": stepper.num_parameters, **recorder.result()}
+    result = {"trainer": "meshwright", "num_parameters": stepper.num_parameters, **recorder.result(), **stepper.routing()}
     if given.profile:
         result["profile"] = profiled(stepper, result["mean_s"])
     hand_over(result)

@@ -47,6 +47,14 @@ class Stepper:
         """Weights held."""
         return sum(piece.tensor.numel() for piece in self.replica.weights())
 
+    def routing(self) -> dict[str, object]:
+        """The loads of experts in one more step: of the layer whose fullest expert is the median one; nothing without experts."""
+        if self.model.experts is None:
+            return {}
+        sums = self.replica.launched(self.batch())
+        layers = sorted(self.replica.routing(sums), key=lambda layer: layer.peak)
+        return {"loads": list(layers[len(layers) // 2].loads), "expert_peaks": [layer.peak for layer in layers]}
+
     def batch(self) -> list[MicroBatch]:
         """A batch of random tokens on the device."""
         drawn, size = batch_of(self.case, self._generator), layout_of(self.case).micro_batch

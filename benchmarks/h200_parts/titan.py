@@ -22,12 +22,13 @@ from unittest.mock import MagicMock
 import numpy as np
 import torch
 
+from h200_parts import titan_experts
 from h200_parts.cases import END, Case, batch_of, case_of, model_of
 from h200_parts.child import hand_over
 from h200_parts.kinds import STEPS_BETWEEN, annotated, shares_of, start_trace, stop_trace
 from h200_parts.recorder import Recorder
 
-FLAVOR = "case"
+FLAVOR, MODEL_NAME = "case", "model_of_the_case"
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -103,7 +104,6 @@ def annotate(trainer: Any) -> None:
 
 def trainer_of(case: Case, device_type: str, num_steps: int, folder: Path) -> Any:
     """torchtitan's trainer for the case."""
-    import torchtitan.models.llama3 as llama
     from torchtitan.components.dataloader import BaseDataLoader
     from torchtitan.config import ConfigManager
     from torchtitan.protocols.train_spec import register_train_spec
@@ -125,15 +125,30 @@ def trainer_of(case: Case, device_type: str, num_steps: int, folder: Path) -> An
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             pass
 
-    llama.llama3_args[FLAVOR] = arguments_of(case)
+    family, table = family_of(case)
+    getattr(family, table)[FLAVOR] = arguments_of(case, is_gpu=device_type == "cuda")
     words = types.SimpleNamespace(eos_id=END)  # all that it asks a tokenizer for
-    spec = dataclasses.replace(llama.get_train_spec(), build_tokenizer_fn=lambda _: words, build_dataloader_fn=lambda **_: RandomTokens())
-    register_train_spec("llama3_" + FLAVOR, spec)
+    spec = dataclasses.replace(family.get_train_spec(), build_tokenizer_fn=lambda _: words, build_dataloader_fn=lambda **_: RandomTokens())
+    register_train_spec(MODEL_NAME, spec)
     init_logger()
     return Trainer(ConfigManager().parse_args(options_of(case, device_type, num_steps, folder)))
 
 
-def arguments_of(case: Case) -> Any:
+def family_of(case: Case) -> tuple[types.ModuleType, str]:
+    """torchtitan's module of a model, and the name of its table of models."""
+    if model_of(case).experts:
+        return titan_experts.family_of(model_of(case))
+    import torchtitan.models.llama3 as llama
+
+    return llama, "llama3_args"
+
+
+def arguments_of(case: Case, *, is_gpu: bool) -> Any:
+    """Our description of the model in torchtitan's words."""
+    return titan_experts.arguments_of(model_of(case), case.seq_len, is_gpu=is_gpu) if model_of(case).experts else llama_arguments_of(case)
+
+
+def llama_arguments_of(case: Case) -> Any:
     """Our description of the model in torchtitan's words. It derives the MLP's width: the factor is chosen so that ours comes out."""
     from torchtitan.models.llama3.model.args import TransformerModelArgs
 
@@ -161,7 +176,7 @@ def options_of(case: Case, device_type: str, num_steps: int, folder: Path) -> li
     """torchtitan's command line: its fastest settings for one GPU."""
     is_gpu = device_type == "cuda"
     options = {
-        "--model.name": "llama3_" + FLAVOR,
+        "--model.name": MODEL_NAME,
         "--model.flavor": FLAVOR,
         "--training.seq_len": str(case.seq_len),
         "--training.local_batch_size": str(case.batch),
@@ -193,6 +208,8 @@ def stand_in(device_type: str) -> None:
         if find_spec("triton") is None:
             sys.modules["torchtitan.models.moe.kernels"] = MagicMock()
         _pretend_device()
+        counted = torch.histc  # which takes no integers on a processor
+        torch.histc = lambda values, *others, **named: counted(values.float(), *others, **named).to(values.dtype)
 
 
 def _put(name: str, **attributes: Any) -> None:
