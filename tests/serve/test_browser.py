@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,23 @@ def test_a_run_grows_before_one_s_eyes(base, new_page, new_run, plan_bytes):
         thread.join()
     writer.finish("target_reached")
     expect_text(page, ".chips", "target reached")
+
+
+def test_a_run_with_experts_shows_its_routers_and_dead_experts(base, new_page, new_run, plan_bytes):
+    writer = new_run("experts", plan=plan_bytes)
+    for step in range(1, 41):
+        routers = {"expert_peak": 1 + 4 / step, "router_entropy": 2.0 - step / 100, "balance_loss": 1 + 1 / step}
+        writer.step(replace(record(step), extra=routers, expert_loads=((0.5, 1.5), (1.0, 1.0))))
+    writer.event("dead_experts", 40, layer=1, experts=[3], message="expert 3 of layer 1 had no token in 100 steps")
+    new_run("dense", 10, plan=plan_bytes)
+    page = new_page()
+    page.goto(f"{base}#/run/experts")
+    for heading in ("Experts", "Fullest expert over the mean", "Entropy of the router", "Balance loss"):
+        playwright_api.expect(page.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+    expect_text(page, ".live-events", "expert 3 of layer 1 had no token in 100 steps")
+    page.goto(f"{base}#/run/dense")
+    expect_text(page, ".tiles", "step 10 of")
+    playwright_api.expect(page.get_by_role("heading", name="Experts", exact=True)).to_be_hidden()
 
 
 def test_what_is_not_done_or_not_the_runs_own_is_reported(base, new_page, new_run, plan_bytes):

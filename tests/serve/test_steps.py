@@ -35,6 +35,15 @@ def test_few_steps_come_as_they_are():
     assert shown["columns"]["passed_s"] == [1, 2, 3]
 
 
+def test_what_routers_did_is_shown_where_there_are_experts():
+    steps = Steps()
+    for step in (1, 2):
+        steps.add(line(step, expert_peak=2.0 * step, router_entropy=1.5, balance_loss=1.0, expert_loads=[[0.5, 1.5]]))
+    shown = steps.thinned()["columns"]
+    assert (shown["expert_peak"], shown["router_entropy"], shown["balance_loss"]) == ([2.0, 4.0], [1.5, 1.5], [1.0, 1.0])
+    assert "expert_peak" not in filled(2).thinned()["columns"]
+
+
 def test_a_bucket_tells_mean_longest_and_shortest():
     shown = filled(100).thinned(points=25)
     assert shown["bucket"] == 4

@@ -17,8 +17,9 @@ from meshwright.record.lines import object_in
 
 PART_FIELDS = tuple(f"{part}_s" for part in PARTS)
 EXTRA = ("tokens_per_s", "learning_rate", "slowest_replica")
-FIELDS = (*STEP_FIELDS, *PART_FIELDS, *EXTRA)
-DRAWN = ("samples", "loss", "grad_norm", "step_s", *PART_FIELDS)  # means over a bucket
+ROUTERS = ("expert_peak", "router_entropy", "balance_loss")  # of a run with experts
+FIELDS = (*STEP_FIELDS, *PART_FIELDS, *EXTRA, *ROUTERS)
+DRAWN = ("samples", "loss", "grad_norm", "step_s", *PART_FIELDS, *ROUTERS)  # means over a bucket
 NUM_POINTS = 2000  # the largest number of buckets, and more than half of it is used: about the pixels of a wide screen
 
 _NUMBERS = {int, float, type(None)}

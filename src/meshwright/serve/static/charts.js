@@ -145,6 +145,7 @@ export const MARKS = {
   fault: "warn",
   failed: "warn",
   nan: "warn",
+  dead_experts: "warn",
   damage: "warn",
   incident: "warn",
   replay: "warn",

@@ -3,6 +3,7 @@
 import { ask, follow, runPath } from "./api.js";
 import { makeEvents } from "./events.js";
 import { makeLoss, makeStepTimes } from "./curves.js";
+import { makeExperts } from "./experts.js";
 import { makeParts } from "./parts.js";
 import { makeRacks } from "./racks.js";
 import { ago, clock, el, energyWord, loss, number, percent, roughly, say, seconds, si, status, statusWord, usd } from "./words.js";
@@ -66,6 +67,7 @@ export function showRun(content, name) {
     parts.loss.update(now, seen.columns, story.events, seen.bucket);
     parts.stepTimes.update(now, seen.columns, story.events, seen.bucket);
     parts.parts.update(now, seen.columns);
+    parts.experts.update(seen.columns);
   }
 
   async function look() {
@@ -111,6 +113,7 @@ function makePage(main, name, facts, zoomTo, wholeRun) {
   const lossChart = makeLoss(zoomTo);
   const stepTimes = makeStepTimes(zoomTo);
   const parts = makeParts();
+  const experts = makeExperts(zoomTo);
   const racks = makeRacks(name);
   const events = makeEvents();
   const details = makeDetails();
@@ -123,6 +126,7 @@ function makePage(main, name, facts, zoomTo, wholeRun) {
       el("div", { class: facts.loss === null && facts.kind === "simulated" ? "live-one" : "two" }, lossChart.element, stepTimes.element),
     ),
     el("section", { "aria-label": "Parts of the step" }, parts.element),
+    experts.element,
     el("section", { "aria-label": "Ranks" }, racks.element),
     el("section", { "aria-label": "Events and details" }, el("div", { class: "two live-uneven" }, events.element, details.element)),
   );
@@ -132,10 +136,11 @@ function makePage(main, name, facts, zoomTo, wholeRun) {
     loss: lossChart,
     stepTimes,
     parts,
+    experts,
     racks,
     events,
     details,
-    end: () => [lossChart, stepTimes, parts, racks].forEach((part) => part.end()),
+    end: () => [lossChart, stepTimes, parts, experts, racks].forEach((part) => part.end()),
   };
 }
 
