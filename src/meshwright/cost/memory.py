@@ -23,6 +23,7 @@ Quantity = float | Column
 
 BF16_BYTES = 2.0
 FP32_BYTES = 4.0
+INT64_BYTES = 8.0
 
 # One cuBLAS workspace is 32 MiB on Hopper and Blackwell. PyTorch keeps one for the forward and one for the backward
 # thread, Transformer Engine one of its own, and four more for the streams of grouped multiplications.
@@ -98,6 +99,16 @@ def experts_saved_bytes(
 def routed_saved_bytes(hidden: int, num_active: int, expert_hidden: int, num_inner: int, kept: Recipe) -> float:
     """Bytes per token that its routed experts save: what each gets, and what it makes of it."""
     return num_active * (kept.input_bytes * hidden + (num_inner * kept.preactivation_bytes + kept.input_bytes) * expert_hidden)
+
+
+def trainer_experts_bytes(hidden: int, num_active: int, shared_hidden: int, kept: Recipe) -> float:
+    """Bytes per token that meshwright's trainer saves of a mixture of experts besides: its own router, and what experts made.
+
+    The router keeps its input in fp32, and the norm's output itself is kept only for shared experts. The outputs of experts are kept until
+    the gradients of their weights are computed; each copy of a token has two positions and an expert in int64.
+    """
+    router = FP32_BYTES * hidden - (0.0 if shared_hidden else kept.tensor_bytes * hidden)
+    return router + num_active * (kept.tensor_bytes * hidden + 3 * INT64_BYTES)
 
 
 def loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:

@@ -74,10 +74,11 @@ class _Shapes:
     recipe: Recipe
     adapters: Adapters | None
     imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean
+    is_own: bool = False  # whether meshwright's trainer runs the model
 
     @staticmethod
-    def of(model: Model, workload: Workload, recipe: Recipe | None) -> _Shapes:
-        return _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters, workload.expert_imbalance)
+    def of(model: Model, workload: Workload, recipe: Recipe | None, *, is_own: bool = False) -> _Shapes:
+        return _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters, workload.expert_imbalance, is_own)
 
     def routed_more(self, layouts: Layouts) -> Column:
         """How many more tokens than the mean the busiest rank's routed experts get, as a share of the mean.
@@ -212,7 +213,15 @@ class _Shapes:
         if not experts:
             return 0.0
         shapes = (experts.num_experts, experts.num_active, experts.hidden, experts.num_shared * experts.hidden, self.num_inner)
-        return memory.experts_saved_bytes(self.model.hidden, *shapes, self.kept("mlp"))
+        return memory.experts_saved_bytes(self.model.hidden, *shapes, self.kept("mlp")) + self.own_experts_saved
+
+    @cached_property
+    def own_experts_saved(self) -> float:
+        """Bytes per token that a mixture of experts saves besides in meshwright's trainer."""
+        experts = self.model.experts
+        if not (self.is_own and experts):
+            return 0.0
+        return memory.trainer_experts_bytes(self.model.hidden, experts.num_active, experts.num_shared * experts.hidden, self.kept("mlp"))
 
     def routed_saved(self, layouts: Layouts) -> Column:
         """Bytes per token that routed experts save in a layer, after what is dropped."""
@@ -325,7 +334,7 @@ def stage_rows(priced: Footprint, row: int = 0) -> tuple[StageMemory, ...]:
 
 
 def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None, stage: NDArray[np.int64], is_own: bool) -> Footprint:
-    shapes = _Shapes.of(model, workload, recipe)
+    shapes = _Shapes.of(model, workload, recipe, is_own=is_own)
     split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     cut = _Cut.of(shapes, layouts, split, stage)
     weights, gradients, optimizer = _static_bytes(shapes, layouts, cut, is_own)
@@ -407,8 +416,9 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
         weights = weights + BF16_BYTES * common
     gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
     if is_own:
-        has_sum = (layouts.zero_stage == 1) & (ranks > 1)
-        gradients = gradients + np.where(has_sum, recipe.gradient_bytes * common / ranks, 0.0)
+        for held, sharing in ((common, ranks), (routed, expert_ranks)):
+            has_sum = (layouts.zero_stage == 1) & (sharing > 1)
+            gradients = gradients + np.where(has_sum, recipe.gradient_bytes * held / sharing, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from expert_cases import DEEPSEEK, MIXTRAL
 from on_rehearsal import memory_among_others, rehearsed_memory
 from parity import LLAMA, WORKLOAD
 from ranks import Pools
 
+from meshwright.describe.model import Model
 from meshwright.layout import parse_layout
+from meshwright.predict.footprint import stages
 from meshwright.train.rehearse.memory import Held, Moment, levels_between, peak_of
 from meshwright.train.rehearse.rank import Part
 
@@ -66,3 +69,30 @@ def test_a_rehearsed_rank_takes_the_memory_of_a_real_one(text: str, precision: s
 def test_gradients_of_zero_3_are_there_once() -> None:
     found = rehearsed_memory(part_of("dp=4,zero=3", "fp32"))
     assert found.gradients_bytes <= found.weights_bytes == LLAMA.num_parameters  # 4 bytes each, shared out to four
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "text", ["ep=2,dp=2,zero=0", "ep=2,dp=4,zero=1", "ep=2,dp=2,tp=2,zero=1", "ep=4,dp=2,tp=2,zero=1", "ep=2,pp=2,dp=2,zero=1"]
+)
+def test_states_of_experts_are_those_of_the_footprint(text: str, model: Model, pools: Pools) -> None:
+    part = replace(part_of(text, "fp32"), model=model)
+    wanted = stages(model, part.workload, part.layout, is_own=True)
+    found = pools.of(part.layout.num_ranks).run(memory_among_others, part)
+    for stage in wanted:
+        of_stage = [found[rank] for rank in range(len(found)) if part.layout.coordinate(rank)["pp"] == stage.stage]
+        for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+            assert max(getattr(one, name) for one in of_stage) == pytest.approx(getattr(stage, name), rel=0.05), name
+
+
+@pytest.mark.parametrize("num_shared", [0, 1])
+def test_experts_keep_as_much_more_than_a_dense_layer_as_the_footprint_says(num_shared: int) -> None:
+    """The difference of both, as wide as each other: a processor keeps more of attention, norms and gates than a GPU does."""
+    wide = replace(LLAMA, num_layers=2, hidden=128, ffn_hidden=128 * (2 + num_shared), head_dim=8)
+    assert MIXTRAL.experts is not None
+    mixed = replace(wide, experts=replace(MIXTRAL.experts, hidden=128, num_shared=num_shared))
+    parts = [replace(part_of("mbs=1", "bf16"), model=model) for model in (wide, mixed)]
+    parts = [replace(part, workload=replace(part.workload, seq_len=512, global_batch=1, packed=False)) for part in parts]
+    dense, experts = (rehearsed_memory(part).activations_bytes for part in parts)
+    wanted = [stages(part.model, part.workload, part.layout, is_own=True)[0].activations_bytes for part in parts]
+    assert experts - dense == pytest.approx(wanted[1] - wanted[0], rel=0.05)
