@@ -111,11 +111,14 @@ def test_a_job_that_is_cancelled_from_outside_is_said_to_be(lab, tmp_path):
     assert done.returncode == 1 and "the job was cancelled from outside" in done.stderr
 
 
+DEATH = ["--steps", "40", "--checkpoint-every", "5"]
+
+
 @pytest.mark.long
 def test_a_job_whose_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
     plan = planned(lab, tmp_path, "dp=2,mbs=1", "--gpus", "2")
     steps = tmp_path / "runs" / "death" / "steps.jsonl"
-    submitted = lab.launch(plan, "--on", "slurm", "--name", "death", options=["--steps", "400", "--checkpoint-every", "5"])
+    submitted = lab.launch(plan, "--on", "slurm", "--name", "death", options=DEATH)
     assert submitted.returncode == 0, submitted.stderr
     until_s = time.monotonic() + 120
     while (not steps.exists() or len(steps.read_text().splitlines()) < 12) and time.monotonic() < until_s:
@@ -123,13 +126,14 @@ def test_a_job_whose_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
     nodes = lab.on_login("squeue", "--noheader", "--format=%N").stdout.strip()
     rack = nodes[:2]
     assert lab.call("lab", "host", f"{rack}h1", "--down", "--name", lab.name).returncode == 0
-    done = lab.launch(plan, "--on", "slurm", "--name", "death", "--follow", options=["--steps", "400", "--checkpoint-every", "5"])
+    done = lab.launch(plan, "--on", "slurm", "--name", "death", "--follow", options=DEATH)
     lab.call("lab", "host", f"{rack}h1", "--up", "--name", lab.name)
     assert done.returncode == 0, done.stderr + done.stdout
     other = {"r0": "r1", "r1": "r0"}[rack]
     assert f"running on 2 nodes: {other}h[0-1]" in done.stdout
     numbers = [json.loads(line)["step"] for line in steps.read_text().splitlines()]
-    assert max(numbers) == 400 and set(range(1, 401)) <= set(numbers)
+    assert max(numbers) == 40 and set(range(1, 41)) <= set(numbers)
+    assert f"2 nodes in 1 rack (rack{other[1]})" in done.stdout
 
 
 @pytest.mark.long
