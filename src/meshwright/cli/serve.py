@@ -80,7 +80,7 @@ def serve(
 
 def _stored(url: Path) -> StoredRuns:
     """Runs at a URL; an error if there is no such bucket, or its server does not answer."""
-    from meshwright.cli.urls import FIRST_PATIENCE_S, local_runs
+    from meshwright.cli.urls import FIRST_PATIENCE_S, kept_runs
     from meshwright.record.stored import INDEX
     from meshwright.serve.stored_runs import StoredRuns
     from meshwright.storage import Remote
@@ -88,7 +88,7 @@ def _stored(url: Path) -> StoredRuns:
     place = Remote.at(url, FIRST_PATIENCE_S)
     if INDEX in place.files():
         raise InputError("this is the URL of one run", where=str(place), fix="give the URL of the folder that contains it")
-    return StoredRuns(place, local_runs(place), lambda what: print(f"meshwright: {what}", file=sys.stderr, flush=True))
+    return StoredRuns(place, kept_runs(place), lambda what: print(f"meshwright: {what}", file=sys.stderr, flush=True))
 
 
 def check_installed() -> None:
