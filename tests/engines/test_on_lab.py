@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.lab import system
-from meshwright.lab.nodes import SLURM_TOOLS, SSH_TOOLS
+from meshwright.lab.nodes import ACCOUNTING_TOOLS, SLURM_TOOLS, SSH_TOOLS
 
 spec = importlib.util.spec_from_file_location("on_lab", Path(__file__).parents[1] / "lab" / "on_lab.py")
 assert spec and spec.loader
@@ -145,6 +145,22 @@ def test_a_job_is_planned_again_for_racks_of_another_shape(needs_root, lab, tmp_
     assert done.returncode == 0, done.stderr + done.stdout
     assert "planned again, because 4 nodes were allocated in racks of 3, 1" in done.stdout
     assert "the job is done: step 2 of 2" in done.stdout
+
+
+@pytest.mark.long
+def test_accounts_know_a_job_and_refuse_an_account_that_does_not_exist(needs_root, tmp_path):
+    on_lab.needs({**SLURM_TOOLS, **ACCOUNTING_TOOLS})
+    with on_lab.made("a", "--ranks", "1", "--slurm", "--accounting", "--uplink", "1gbit") as lab:
+        plan = planned(lab, tmp_path, "dp=2,mbs=1", "--gpus", "2")
+        done = lab.launch(plan, "--on", "slurm", "--name", "counted", "--follow", options=["--steps", "2"])
+        assert done.returncode == 0, done.stderr + done.stdout
+        kept = lab.on_login("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobName,State,NNodes").stdout
+        assert "counted|COMPLETED|2" in kept.splitlines()
+        site = tmp_path / "site.toml"
+        site.write_text(lab.folder.site.read_text().replace("[slurm]", '[slurm]\naccount = "nobody"'))
+        words = ("meshwright", "launch", str(plan), "--on", "slurm", "--site", str(site), "--name", "refused")
+        refused = lab.on_login(*words, cwd=tmp_path)
+    assert refused.returncode == 2 and "Slurm refused the job: this user may not use the account" in refused.stderr
 
 
 def test_nothing_of_a_lab_with_slurm_is_left(needs_root):

@@ -61,7 +61,8 @@ def chosen(lab: Lab, name: str, plane: int | None) -> list[Link]:
     if name not in {link.name for link in known}:
         raise InputError(f"no link is named {name!r}", where="LINK", fix=nearest(name, sorted({link.name for link in known})))
     if plane is not None and not 0 <= plane < lab.num_planes:
-        raise InputError(f"no plane {plane}", where="--plane", fix=f"give 0 to {lab.num_planes - 1}")
+        fix = f"give 0 to {lab.num_planes - 1}" if lab.num_planes > 1 else "leave it out: this lab has one plane"
+        raise InputError(f"no plane {plane}", where="--plane", fix=fix)
     return [link for link in known if link.name == name and plane in (None, link.plane)]
 
 
