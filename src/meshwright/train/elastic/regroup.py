@@ -93,8 +93,10 @@ class Regroup:
 
     def survives(self, error: BaseException) -> bool:
         """Whether an error is only how this rank notices that others have gone."""
-        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to decide, or to save
-            return self.is_cut() and isinstance(error, ReportedElsewhere | CheckpointError)
+        if isinstance(error, ReportedElsewhere):  # the rank that reports it ends, and the supervisor decides how the others go on
+            return True
+        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to save
+            return self.is_cut() and isinstance(error, CheckpointError)
         return self.member.survives(error)
 
     def is_cut(self) -> bool:
