@@ -41,7 +41,15 @@ COST_COLOURS = {
     "lost": "loss",
     "between": "bubble",
 }
-STATE_COLOURS = {"compute": "compute", "exposed": "dp", "bubble": "bubble", "stalled": "warn", "checkpoint": "data", "idle": "overhead"}
+STATE_COLOURS = {
+    "compute": "compute",
+    "exposed": "dp",
+    "bubble": "bubble",
+    "stalled": "warn",
+    "recovering": "loss",
+    "checkpoint": "data",
+    "idle": "overhead",
+}
 QUIET = ("start", "evaluation", "checkpoint", "stall", "restart")  # events that are drawn but not listed
 DETAILS = {"work_s": "work since the last stop", "lost_s": "lost of it", "checkpoint_s": "checkpoints"}  # details of a fault, in words
 MAX_LISTED = 25

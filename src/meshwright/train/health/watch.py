@@ -245,7 +245,7 @@ class Patience:
         """The same without an allowance: an allowance of a rank does not apply to a process that has stopped."""
         times_s = list(self.step_times_s)  # a copy, because the main thread appends to it
         if not times_s:
-            return max(self.timeout_s, self.start_silence_s)
+            return max(self.timeout_s, min(self.start_silence_s, self.start_allowance_s))
         if self.num_steps < NUM_STEP_TIMES and len(times_s) >= NUM_FIRST_STEPS + ENOUGH_STEPS:
             times_s = times_s[NUM_FIRST_STEPS:]
         times_s.sort(reverse=True)
