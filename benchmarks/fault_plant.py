@@ -46,10 +46,10 @@ class Planted:
         if self._claimed(rank):
             self._break(fault, rank or 0, num_ranks)
 
-    def strike_disk(self, phase: str, kinds: Sequence[str] = DISK) -> str:
-        """The kind of the next fault if it is one of the disk, in this phase; it has then struck."""
+    def strike_disk(self, phase: str, kinds: Sequence[str]) -> bool:
+        """Whether the next fault is one of these, of the disk, in this phase; it has then struck."""
         fault = self._armed(phase)
-        return fault.kind if fault is not None and fault.kind in kinds and self._claimed(None) else ""
+        return fault is not None and fault.kind in kinds and self._claimed(None)
 
     def _armed(self, phase: str) -> Fault | None:
         number, step = self.numbers[NEXT], self.numbers[STEP]
@@ -152,21 +152,24 @@ def _plant_in_phases(planted: Planted) -> None:
 def _plant_in_disk(planted: Planted) -> None:
     from meshwright.record.writer import RunWriter
     from meshwright.train.checkpoint import saver
+    from meshwright.train.checkpoint.on_disk import DiskFiles
 
-    write_shard, resumed = saver.write, RunWriter._resumed
+    write_shard, write_report, resumed = saver.write, DiskFiles.write_report, RunWriter._resumed
 
     def at_write(attempt: Any, *arguments: Any) -> Any:
-        kind = planted.strike_disk("save") or planted.strike_disk("end", ("full disk",))
-        if kind == "full disk":
+        if planted.strike_disk("save", ("full disk",)) or planted.strike_disk("end", ("full disk",)):
             raise OSError(28, "No space left on device")
-        if kind == "lost disk":
-            shutil.rmtree(attempt.partial, ignore_errors=True)
         return write_shard(attempt, *arguments)
+
+    def at_report(self: Any, *arguments: Any) -> Any:
+        if planted.strike_disk("save", ("lost disk",)):
+            shutil.rmtree(self._partial, ignore_errors=True)
+        return write_report(self, *arguments)
 
     def at_records(*arguments: Any) -> Any:
         if planted.strike_disk("join", ("full disk",)):
             raise OSError(28, "No space left on device")
         return resumed(*arguments)
 
-    saver.write = at_write
+    saver.write, DiskFiles.write_report = at_write, at_report  # type: ignore[method-assign]
     RunWriter._resumed = at_records  # type: ignore[method-assign, assignment]

@@ -42,7 +42,7 @@ class Limits:
     words: str  # what was tried, in the plural
 
 
-RESTARTS = Limits(most_alike=1, most_without_progress=3, words="restarts")
+RESTARTS = Limits(most_alike=1, most_without_progress=5, words="restarts")
 LOSSES = Limits(most_alike=3, most_without_progress=6, words="losses of replicas")  # a replica may be killed again by chance
 
 
