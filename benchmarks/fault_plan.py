@@ -27,6 +27,9 @@ LAYOUTS = (
 PER_RUN = 40
 STEPS_PER_FAULT = 4
 FIRST_STEP = 3
+CHECKPOINT_STEPS = 10
+STALL_S = 3.0  # --stall-timeout
+PATIENCE_S = 1200.0  # for one run
 AT_END = 2  # faults of a run that strike while it ends
 
 

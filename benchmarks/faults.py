@@ -19,22 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fault_plan import DISK, PER_RUN, Fault, batch_of, drawn, steps_of_run
+from fault_plan import CHECKPOINT_STEPS, PATIENCE_S, PER_RUN, STALL_S, Fault, batch_of, drawn, steps_of_run
 from fault_plant import plant
+from fault_record import lines, told
 from fault_table import tables
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "train"))
 
-CHECKPOINT_STEPS = 10
 EVALUATION_STEPS = 5
-STALL_S = 3.0  # --stall-timeout
-PATIENCE_S = 1200.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,31 +123,6 @@ def compared(run: Path, clean: Path, num_steps: int) -> str:
     one, other = found
     differ = [name for name in one if not np.array_equal(one[name].view(np.int32), other[name].view(np.int32))]
     return f"{len(differ)} tensors differ in bits: {differ[:3]}" if differ or one.keys() != other.keys() else ""
-
-
-def told(run: Path, marks: Path, faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
-    """For each fault that struck: when it was noticed and when the next step began, in seconds after it, and what it cost."""
-    from small_run import events_of
-
-    created_s = datetime.fromisoformat(json.loads((run / "run.json").read_text())["created"]).timestamp()
-    incidents = [event for event in events_of(run, "incident") if "down_s" in event]
-    steps = {step["step"]: step["step_s"] for step in lines(run / "steps.jsonl")}
-    for number, fault in enumerate(faults):
-        if not (marks / str(number)).is_file():
-            continue
-        mark = json.loads((marks / str(number)).read_text())
-        entry = {"kind": fault.kind, "phase": fault.phase, "dp": mark["dp"], "step": mark["step"]}
-        after = next((event for event in incidents if created_s + event["time_s"] >= mark["time_s"]), None)
-        if after and not (fault.kind in DISK and fault.phase != "join"):
-            next_s = created_s + after["time_s"] - steps.get(after["step"], 0.0) - mark["time_s"]
-            entry |= {"recovered_s": max(next_s, 0.0), "noticed_s": max(next_s - after["down_s"], 0.0)}
-            entry |= {"lost_steps": after["num_lost_steps"], "how": after["action"].split(" ")[0], "incident": after["number"]}
-        yield entry
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one per line; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def used(run: Path) -> dict[str, float]:
