@@ -128,6 +128,12 @@ def trace_text(seen: Struck, recovery: Mapping[str, Any], num_steps: int) -> str
     return head + "".join(rows)
 
 
+def _words(recovery: Mapping[str, Any]) -> str:
+    notice = ", ".join(f"{kind} {value:.2f}" for kind, value in recovery["notice_s"].items())
+    rest = ", ".join(f"{name.removesuffix('_s')} {value:.2f}" for name, value in recovery.items() if name not in ("notice_s", "step_s"))
+    return f"noticed after {notice}; {rest} s"
+
+
 def planned(seed: int, num_faults: int, steps_apart: int) -> list[Fault]:
     """Faults of all kinds in turn, spread over a run."""
     return [
@@ -159,6 +165,8 @@ def main() -> int:
         given.out.write_text(trace_text(second, recovery_of(first), num_steps))
         command = [sys.executable, "-m", "meshwright", "simulate", str(plan), "--faults", str(given.out), "--json"]
         predicted = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    for name, seen in (("the first run", first), ("the second run", second)):
+        print(f"recoveries of {name}: {_words(recovery_of(seen))}")
     off = 100 * (predicted["goodput"] - second.ettr)
     print(f"{len(second.faults)} faults in {second.wall_s:.1f} s of {given.layout}, {num_steps} steps of {1e3 * second.step_s:.1f} ms")
     print(f"recovering: measured {second.recovering_s:.2f} s, predicted {predicted['recovering_s']:.2f} s")

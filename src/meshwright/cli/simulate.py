@@ -58,9 +58,7 @@ def simulate(
     ] = "",
     faults: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Predict the effective time under the faults in this file.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Predict the effective time under the faults in this file.", show_default=False),
     ] = None,
     budget: Budget = None,
     price: PriceGiven = None,

@@ -37,7 +37,15 @@ AGREEMENT_S = 1800.0  # rank 0 may read a whole checkpoint before it decides
 COLLECT_S = 3.0  # time in which other ranks may report why they failed, after one has failed
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the parent dies
-LOST = ("Connection closed", "Connection reset", "Broken pipe", "Connection refused", "failed to recv", "Application timeout")
+LOST = (
+    "Connection closed",
+    "Connection reset",
+    "Broken pipe",
+    "Connection refused",
+    "failed to recv",
+    "Application timeout",
+    "ncclRemoteError",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
