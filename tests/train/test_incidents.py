@@ -38,6 +38,18 @@ def test_faults_that_come_no_further_are_given_up() -> None:
     assert len(found) == RESTARTS.most_without_progress + 1
 
 
+def test_a_newer_checkpoint_is_progress() -> None:
+    incidents = Incidents()
+    restarts = [Incident(number=n, reason="signal", rank=1, step=50 - n, message="", noticed_s=0.0, saved_step=n) for n in range(1, 30)]
+    assert [incidents.refusal(one) for one in restarts] == [""] * 29
+
+
+def test_losses_after_a_restart_are_counted_anew() -> None:
+    incidents = Incidents()
+    assert fault(incidents, 50, limits=LOSSES) == fault(incidents, 50, "hang") == ""
+    assert [fault(incidents, step, limits=LOSSES) for step in range(30, 45)] == [""] * 15, "steps from the checkpoint on are progress"
+
+
 def test_a_lost_replica_does_not_count_as_a_restart() -> None:
     incidents = Incidents()
     assert fault(incidents, 10, limits=LOSSES) == ""

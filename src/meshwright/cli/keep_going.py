@@ -87,7 +87,7 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
             return code
         incident = faults.incident(failure)
         run = read_run(job.folder) if (job.folder / "run.json").is_file() else None
-        incident = replace(incident, message=_what_broke(run, failure))
+        incident = replace(incident, message=_what_broke(run, failure), saved_step=_saved_step(job))
         why = faults.all.refusal(incident)
         if why:
             record_surrender(job.folder, incident, why, faults.all.tried())
@@ -131,6 +131,17 @@ def _starts_again(faults: Faults, failure: Failure) -> bool:
     """Whether a run that was cut off before it had a folder is started again."""
     faults.num_starts += 1
     return failure.reason not in ("input", "interrupt") and faults.num_starts < MOST_STARTS
+
+
+def _saved_step(job: TrainingJob) -> int:
+    """The step of the newest checkpoint; -1 if there is none that can be seen."""
+    from meshwright.train.checkpoint.durable import CheckpointError
+    from meshwright.train.checkpoint.folder import step_folders
+
+    try:
+        return max((found.step for found in step_folders(job.checkpoints)), default=-1)
+    except CheckpointError:
+        return -1
 
 
 def _what_broke(run: Run | None, failure: Failure) -> str:

@@ -25,6 +25,7 @@ class Incident:
     noticed_s: float  # when it was noticed, by the monotonic clock
     silent_s: float = 0.0  # from the last step on record until then: a hang takes a while to notice
     action: str = ""  # what was done, if not a restart from a checkpoint
+    saved_step: int = -1  # of the newest checkpoint then, if all ranks are started again
     step_times_s: Mapping[int, float] = field(default_factory=dict)  # of the steps on record, by number: those after a checkpoint are lost
 
     def lost(self, restarted_step: int) -> tuple[int, float]:
@@ -53,28 +54,33 @@ class Incidents:
         self.all: list[Incident] = []
         self._dealt_with: dict[Limits, list[Incident]] = {RESTARTS: [], LOSSES: []}
         self._in_vain: dict[Limits, int] = {RESTARTS: 0, LOSSES: 0}
-        self._furthest = -1
+        self._furthest: dict[Limits, tuple[int, int]] = {RESTARTS: (-1, -1), LOSSES: (-1, -1)}  # step, and step of a checkpoint
 
     def refusal(self, incident: Incident, limits: Limits = RESTARTS) -> str:
         """Add a fault, after which the ranks would be started again, or go on without a replica (`LOSSES`); why not, or an empty text."""
         before = [one for one in self._dealt_with[limits] if (one.reason, one.step) == (incident.reason, incident.step)]
         self.all.append(incident)
         self._dealt_with[limits].append(incident)
-        if incident.step > self._furthest:
-            self._in_vain = dict.fromkeys(self._in_vain, 0)
-        else:
-            self._in_vain[limits] += 1
-        self._furthest = max(self._furthest, incident.step)
+        self._count(incident, limits)
         if incident.reason in LASTING:
             return "it would fail again"
         if len(before) >= limits.most_alike:
             how = ", after a restart from a checkpoint" if limits is RESTARTS else ""
             return f"the same happened at step {incident.step} before (incident {before[-1].number}){how}"
         if self._in_vain[limits] >= limits.most_without_progress:
-            return f"{self._in_vain[limits]} {limits.words} in a row came no further than step {self._furthest}"
+            return f"{self._in_vain[limits]} {limits.words} in a row came no further than step {self._furthest[limits][0]}"
         if len(self.all) >= MOST_INCIDENTS:
             return f"there were {MOST_INCIDENTS} incidents"
         return ""
+
+    def _count(self, incident: Incident, limits: Limits) -> None:
+        """Count faults without progress: no further step, and no newer checkpoint. After a restart, losses are counted anew."""
+        step, saved_step = self._furthest[limits]
+        has_progress = incident.step > step or incident.saved_step > saved_step
+        self._in_vain[limits] = 0 if has_progress else self._in_vain[limits] + 1
+        self._furthest[limits] = max(step, incident.step), max(saved_step, incident.saved_step)
+        if limits is RESTARTS:
+            self._in_vain[LOSSES], self._furthest[LOSSES] = 0, (-1, -1)
 
     def tried(self) -> str:
         """What was tried, in words."""

@@ -21,6 +21,14 @@ from meshwright.train.material import Material
 from meshwright.train.membership import changes_after, dealt, dp_at, num_rounds
 from meshwright.train.replica import Replica
 
+REASONS = {  # of a generation, in words
+    "start": "the ranks were started",
+    "lost": "others were lost, or connections were made anew",
+    "joined": "replicas joined",
+    "scaled": "as was asked",
+    "planned": "as the list of memberships says",
+}
+
 
 @dataclass(slots=True, kw_only=True)
 class Regroup:
@@ -81,6 +89,7 @@ class Regroup:
             "num_ranks": layout.num_ranks,
             "generation": self.announced.generation,
         }
+        detail["message"] = f"{layout.dp} replicas from step {progress.step + 1} on: {REASONS[self.announced.reason]}"
         if self.taken:
             choice, cost = self.taken
             detail |= {"from_memory_of_step": choice.step, "from_copies": choice.from_copies}
