@@ -107,7 +107,7 @@ def test_a_replica_that_is_lost_and_comes_back_is_booked_second_by_second(tmp_pa
     with RunWriter.resume(tmp_path / "a", 2) as writer:  # step 3 was on record, and is taken again from a copy of step 2
         writer.event("membership", 2, 5.0, generation=1, dp=1, num_ranks=2, reason="lost", from_step=3)
         writer.step(step(3, 1.0))
-        writer.event("incident", 3, 6.5, action="went on with 1 of 2 replicas", down_s=1.0, message="rank 3 was killed")
+        writer.event("incident", 3, 6.5, action="went on with 1 of 2 replicas", noticed_after_s=1.5, down_s=1.0, message="killed")
         writer.step(step(4, 1.0))
     with RunWriter.resume(tmp_path / "a", 4) as writer:
         writer.event("membership", 4, 8.0, generation=2, dp=2, num_ranks=4, reason="joined", from_step=5)
@@ -132,7 +132,7 @@ def test_the_ranks_of_a_run_that_starts_them_again_are_paid_for_meanwhile(tmp_pa
     with RunWriter.resume(tmp_path / "a", 1) as writer:
         writer.event("resumed", 1, 7.0, starting_s=1.0, price=DOLLAR_A_SECOND.to_json())
         writer.step(step(2, 1.0))
-        writer.event("incident", 2, 9.0, action="restarted from step 1", down_s=3.0, message="rank 0 was killed")
+        writer.event("incident", 2, 9.0, action="restarted from step 1", noticed_after_s=3.0, down_s=3.0, message="rank 0 was killed")
     ledger = ledger_of(tmp_path / "a")
     assert ledger.gpu_seconds["recovering"] == pytest.approx(4 * 6.0)
     assert (ledger.wall_s, ledger.lost_gpu_seconds) == pytest.approx((9.0, 4.0))

@@ -189,7 +189,8 @@ def _marks(events: Iterable[Event]) -> Iterator[_Mark]:
         if event.kind in ("start", RESUMED):
             yield _Mark(event.step, "start", "starting", math.inf, event.time_s)
         elif event.kind == MEMBERSHIP and _count(detail.get("generation"), 0):
-            yield _Mark(event.step, CHANGE, "recovering", math.inf, event.time_s)
+            took_s = _seconds(detail["change_s"]) if "change_s" in detail else math.inf
+            yield _Mark(event.step, CHANGE, "recovering", took_s, event.time_s)
         elif event.kind == "evaluation":
             yield _Mark(event.step, "evaluation", "evaluation", took_s, event.time_s)
         elif event.kind in ("checkpoint", "checkpoint_failed"):
@@ -231,7 +232,8 @@ class _Walk:
         recovery = _recovery(self.life.events)
         if recovery is not None:
             step_s = next((record.step_s for record in self.life.steps if record.step == recovery.step), 0.0)
-            yield _Mark(recovery.step - 1, "recovery", "recovering", math.inf, recovery.time_s - step_s)
+            took_s = sum(_seconds(recovery.detail.get(name)) for name in ("noticed_after_s", "down_s"))
+            yield _Mark(recovery.step - 1, "recovery", "recovering", took_s, recovery.time_s - step_s)
         yield from (mark for mark in _marks(self.life.events) if recovery is None or mark.what not in ("start", CHANGE))
 
     def _steps(self, steps: Sequence[StepRecord]) -> None:

@@ -271,7 +271,7 @@ def incidents_part(facts: RunFacts) -> Html | None:
     if not rows:
         return None
     caption = f"The last {MAX_LISTED} of {len(rows):,}" if len(rows) > MAX_LISTED else ""
-    return table(INCIDENT_COLUMNS, rows[-MAX_LISTED:], "Incidents", caption=caption, class_="listed")
+    return table(INCIDENT_COLUMNS, rows[-MAX_LISTED:], "Incidents", caption=caption, class_="broken")
 
 
 def events_part(facts: RunFacts) -> Html:

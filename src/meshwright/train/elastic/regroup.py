@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +92,8 @@ class Regroup:
             "generation": self.announced.generation,
         }
         detail["message"] = f"{layout.dp} replicas from step {progress.step + 1} on: {REASONS[self.announced.reason]}"
+        if self.announced.incident is None and not math.isnan(self.carry.left_s):
+            detail["change_s"] = time.monotonic() - self.carry.left_s
         if self.taken:
             choice, cost = self.taken
             detail |= {"from_memory_of_step": choice.step, "from_copies": choice.from_copies}
