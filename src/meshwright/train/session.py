@@ -61,6 +61,8 @@ ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 LOADED_KERNELS = ("CUDA_MODULE_LOADING", "EAGER")
 # Without this a thread of torch ends the whole process when a communicator fails, and with it a replica that could go on.
 KEPT_AFTER_ERRORS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+# Messages between stages have a communicator for each direction, so torch's warning that they wait for one another does not apply.
+OWN_LANES = ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
@@ -82,6 +84,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
     keep_calls(os.environ)
     if is_gpu and regroup:
         os.environ.setdefault(*KEPT_AFTER_ERRORS)
+    os.environ.setdefault(*OWN_LANES)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=place.store,
