@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(FOLDER))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from fault_plan import KINDS, LATER_PHASES, LOSES_A_REPLICA, PHASES, drawn
 from fault_table import tables
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 
 
 def test_a_seed_draws_the_same_faults() -> None:
@@ -26,7 +27,7 @@ def test_a_seed_draws_the_same_faults() -> None:
 def test_a_fault_during_a_recovery_follows_one_that_loses_a_replica() -> None:
     for number in range(20):
         faults = drawn(1, number)[1]
-        for before, fault in zip(faults, faults[1:], strict=False):
+        for before, fault in pairwise(faults):
             assert fault.phase not in LATER_PHASES or before.kind in LOSES_A_REPLICA
 
 
@@ -42,7 +43,8 @@ def test_the_tables_count_faults_by_kind_phase_and_layout() -> None:
 
 
 def test_a_small_batch_recovers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     given = ["--faults", "5", "--per-run", "6", "--seed", "20", "--out", str(tmp_path / "faults.jsonl")]
-    found = subprocess.run([sys.executable, str(FOLDER / "faults.py"), *given], capture_output=True, text=True, check=False)
+    found = subprocess.run([sys.executable, str(SCRIPT), *given], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "0 runs failed" in found.stdout
