@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.describe.this_machine import processor_name
-from meshwright.errors import MeshwrightError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.flight import remove_traces
@@ -31,7 +31,7 @@ from meshwright.train.health.limit import Limit
 from meshwright.train.health.port import port_watched
 from meshwright.train.health.recorder import Recorder, keep_calls
 from meshwright.train.health.signals import StopSignal
-from meshwright.train.health.watch import Diagnosis, Watch, places
+from meshwright.train.health.watch import START_SILENCE_S, Diagnosis, Watch, places
 from meshwright.train.interop.peft import load_peft
 from meshwright.train.interop.trained import weights_in
 from meshwright.train.job import TrainingJob, digests, log_settings
@@ -60,10 +60,16 @@ ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Kernels are loaded at the start, not when they are first called: loading one may wait for a receive that waits for another stage. For most
 # layouts `Replica.try_chunks` loads them in time; fully sharded weights cannot be tried backward without their replicas.
 LOADED_KERNELS = ("CUDA_MODULE_LOADING", "EAGER")
+# Without this a thread of torch ends the whole process when a communicator fails, and with it a replica that could go on.
+KEPT_AFTER_ERRORS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 # Messages between stages have a communicator for each direction, so torch's warning that they wait for one another does not apply.
 OWN_LANES = ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
+
+
+class RecordsLost(MeshwrightError):
+    """Records that could be written before, and now cannot."""
 
 
 def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | None = None) -> str:
@@ -77,6 +83,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
         os.environ.setdefault(*LOADED_KERNELS)
     _claim(device, place, job.plan.layout.num_ranks if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
+    if is_gpu and regroup:
+        os.environ.setdefault(*KEPT_AFTER_ERRORS)
     os.environ.setdefault(*OWN_LANES)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -99,6 +107,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
         regroup.report_hang if regroup else _reporter(job, recorder),
         timeout_s=job.stall_timeout_s,
         start_allowance_s=START_PATIENCE_S,
+        start_silence_s=job.stall_timeout_s if regroup and not regroup.is_first else START_SILENCE_S,  # nothing is read from disk then
         place=places(layout.coordinate),
         witness=recorder.write,
         end=(lambda code: watch.rest()) if regroup else os._exit,
@@ -180,7 +189,7 @@ def _train(
         progress = _begin(job, replica, marks_of_run, place, regroup)
         is_open.set()
         if job.resume:
-            writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
+            writer = _opened(place, "records", lambda: _continued(job, progress.step, regroup))
         if writer:
             writer.update(num_steps=job.expected_steps, last_step=job.last_step)
             _leave_tokenizer(material, job)
@@ -442,6 +451,16 @@ def _open_run(job: TrainingJob, machine: str) -> RunWriter:
         arguments=job.arguments,
     )
     return RunWriter.create(job.runs, header, job.plan_text)
+
+
+def _continued(job: TrainingJob, step: int, regroup: Regroup | None) -> RunWriter:
+    """The writer of a run that goes on. Records that this command wrote a moment ago are no wrong input: their disk has failed."""
+    try:
+        return RunWriter.resume(job.folder, step, job.plan_text)
+    except InputError as error:
+        if job.after is None and (regroup is None or regroup.is_first):
+            raise
+        raise RecordsLost(error.what, where=error.where, fix=error.fix) from None
 
 
 def _leave_tokenizer(material: Material, job: TrainingJob) -> None:
