@@ -40,6 +40,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "WANDB_DISABLED": "true"})
     stand_in()
+    if given.device == "cpu":
+        score_plainly()
     hand_over(run(given.case, given.device, given.warmup, given.steps, given.variant))
 
 
@@ -78,7 +80,6 @@ def trainer_of(case: Case, device_type: str, num_steps: int, variant: str, folde
         gradient_checkpointing=False,
         use_liger_kernel=variant == "liger" and is_gpu,
         torch_compile=variant == "compiled" and is_gpu,
-        loss_type="nll" if is_gpu else "dft",  # TRL's kernel of the first needs a GPU
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
@@ -107,9 +108,9 @@ def drawn(case: Case, count: int) -> list[list[int]]:
 
 
 def stacked(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """A batch without padding, so without a mask."""
+    """A batch without padding: its mask hides nothing, so that attention gets none."""
     tokens = torch.tensor([row["input_ids"] for row in rows])
-    return {"input_ids": tokens, "labels": tokens.clone()}
+    return {"input_ids": tokens, "labels": tokens.clone(), "attention_mask": torch.ones_like(tokens)}
 
 
 def model_on(case: Case, device_type: str) -> Any:
@@ -194,6 +195,18 @@ def stand_in() -> None:
         sys.modules[name] = module
     empty = {each: type(each, (), {}) for each in ("IterableDataset", "DatasetDict", "IterableDatasetDict")}
     vars(sys.modules["datasets"]).update({"Dataset": Dataset, **empty, "__version__": "0"})
+
+
+def score_plainly() -> None:
+    """Without a GPU, where TRL's kernel of the loss cannot run, let plain operations take its place."""
+    from trl.trainer import utils
+
+    def scored(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        shares = torch.log_softmax(torch.nn.functional.linear(hidden, weight, bias).float(), dim=-1)
+        chosen = shares.gather(-1, labels[:, None])[:, 0]
+        return chosen, -(shares.exp() * shares).sum(-1), None, None, shares.argmax(-1) == labels
+
+    utils._ChunkedLogProbFunction = types.SimpleNamespace(apply=scored)
 
 
 if __name__ == "__main__":
