@@ -21,7 +21,7 @@ from h200_parts.cases import Case as WholeCase
 from h200_parts.child import hand_over, note
 
 from meshwright.describe.model import Model
-from meshwright.predict.footprint import FEW_BITS
+from meshwright.describe.workload import FEW_BITS
 from tune_parts.cases import RANK, Case, case_of, model_of
 
 STATE_BYTES = 2 * (4 + 4 + 4) + 4 + 2  # of a trained number: weight and moments read and written, gradient read, copy written

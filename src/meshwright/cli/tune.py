@@ -70,7 +70,11 @@ def tune(
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this number of steps.", show_default=False)] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Highest learning rate; default: 2e-4 for a model 4,096 wide, and less for wider ones; with --full 2e-5.", show_default=False),
+        typer.Option(
+            metavar="X",
+            help="Highest learning rate; default: 2e-4 for a model 4,096 wide, and less for wider ones; with --full 2e-5.",
+            show_default=False,
+        ),
     ] = None,
     precision: Annotated[
         str, typer.Option(metavar="NAME", help="Precision of the products: bf16 or fp32; default: bf16 on GPUs, else fp32.")

@@ -119,8 +119,8 @@ def blocked_loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: 
     """Bytes on the last stage at the loss of meshwright's trainer.
 
     Without tensor ranks, logits exist for a block of rows at a time, and the gradients of the final norm's output and of the head, if it is
-    trained, are computed with them. On tensor ranks a rank has all rows of its part of the vocabulary: logits, their fp32 copy, the saved exponentials
-    and the gradient.
+    trained, are computed with them. On tensor ranks a rank has all rows of its part of the vocabulary: logits, their fp32 copy, the saved
+    exponentials and the gradient.
     """
     shard = kept.tensor_bytes * tokens * hidden / tp
     table = kept.tensor_bytes * vocab_size * hidden if trained else 0.0

@@ -22,7 +22,7 @@ from meshwright.describe.products import Product, attention_products, mlp_produc
 from meshwright.describe.profile import Slice
 from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
-from meshwright.describe.workload import Adapters, Workload
+from meshwright.describe.workload import FEW_BITS, Adapters, Workload
 from meshwright.errors import FitError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
@@ -60,10 +60,6 @@ ADVICE = {  # by the part that takes the most room
 def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe:
     """The recipe called `precision`, as it is on an accelerator."""
     return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
-
-
-# Bits of an element of a frozen matrix, with the scales of its blocks; a row has another scale of 32 bits (train/kernels/few_bits.py).
-FEW_BITS = {"fp8": 8.0, "nf4": 4.0 + 8 / 64}
 
 
 @dataclass(frozen=True)
@@ -408,7 +404,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     if shapes.adapters:
         weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
-        weights = weights + BF16_BYTES * common
+        weights = weights + (recipe.tensor_bytes if is_own else BF16_BYTES) * common
     gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
     if is_own:
         has_sum = (layouts.zero_stage == 1) & (ranks > 1)
