@@ -120,8 +120,7 @@ def tune(
 
       meshwright tune llama-hf chats.jsonl --out tuned --lora r=8,targets=q_proj,v_proj --base nf4 --pack --json
     """
-    left_out = ("context", "allow_changed", "out", "show")
-    asked: dict[str, Any] = {key: value for key, value in locals().items() if key not in left_out}
+    asked: dict[str, Any] = {key: value for key, value in locals().items() if key not in ("context", "allow_changed", "out", "show")}
     from meshwright.cli.train_arguments import Wishes
     from meshwright.cli.tune_arguments import tuning_of
     from meshwright.cli.tune_run import run
