@@ -3,19 +3,19 @@
 `python benchmarks/agreement.py` prints a table for six jobs, with failures and without; `--json` prints the same as JSON. The simulation is
 of 30 days with 100 seeds. Its cost and energy are those of the days times the run's length over the days.
 
-2026-11-16, 2 cores x86_64 shared with other work, Python 3.11.7; the simulation against the plan, in per cent:
+2026-11-17, 2 cores x86_64 shared with other work, Python 3.11.7; the simulation against the plan, in per cent:
   job                          failures     time     cost   energy  goodput
   llama-3.1-8b, 8 h100         llama3      -0.01    -0.01    -0.06    -0.05
   llama-3.1-8b, 8 h100         none        +0.14    +0.14    +0.07    -0.14
-  llama-3.1-8b, 64 b200        llama3      +0.11    +0.11    +0.02    +0.27
+  llama-3.1-8b, 64 b200        llama3      +0.12    +0.12    +0.03    +0.27
   llama-3.1-8b, 64 b200        none        +0.14    +0.14    +0.06    -0.14
-  llama-3.1-70b, 512 h100      llama3      +0.04    +0.04    -0.12    +0.02
+  llama-3.1-70b, 512 h100      llama3      +0.04    +0.04    -0.13    +0.02
   llama-3.1-70b, 512 h100      none        +0.14    +0.14    +0.07    -0.14
-  deepseek-v3, 2,048 h100      llama3      +0.19    +0.19    -0.09    +0.08
+  deepseek-v3, 2,048 h100      llama3      +0.20    +0.20    -0.09    +0.08
   deepseek-v3, 2,048 h100      none        +0.14    +0.14    +0.06    -0.14
   llama-3.1-405b, 4,096 gb200  llama3      +0.65    +0.65    +0.25    +0.03
   llama-3.1-405b, 4,096 gb200  none        +0.14    +0.14    +0.07    -0.14
-  llama-3.1-405b, 8,192 h100   llama3      +0.48    +0.48    +0.07    +0.09
+  llama-3.1-405b, 8,192 h100   llama3      +0.47    +0.47    +0.04    +0.09
   llama-3.1-405b, 8,192 h100   none        +0.14    +0.14    +0.07    -0.14
 """
 

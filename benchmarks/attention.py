@@ -29,7 +29,7 @@ from torch import Tensor
 from meshwright.train.kernels import attention_parts, flash_attention
 from meshwright.train.kernels.attention_kernels import WRITTEN
 from meshwright.train.kernels.runs import runs_of
-from meshwright.train.model.transformer import Context, attend
+from meshwright.train.model.attention import Context, attend
 from meshwright.train.parallel import context as context_parallel
 from meshwright.train.parallel.context import (
     Attended,

@@ -36,6 +36,7 @@ OF_A_WHOLE = {
     "test_examples.py": "the scripts and the notebook of examples/",
     "test_imports.py": "the imports of all modules, which point one way",
     "test_mirror.py": "the tests themselves",
+    "test_shown.py": "the output of quick commands that pages show",
     "test_tutorial.py": "the commands of the tutorial, from the top",
     "train/checkpoint/test_crash.py": "checkpoints of processes that are killed at any moment",
     "train/test_adapters_parity.py": "adapters: the same loss for every layout, against one process",

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
@@ -35,6 +38,7 @@ class Case:
     seq_len: int = 8192
     recompute: str = "none"
     micro_batch: int = 0  # 0: the whole batch at once
+    document: int = 0  # mean tokens of a packed document; 0: sequences are whole
 
     @property
     def is_fp8(self) -> bool:
@@ -53,6 +57,8 @@ class Case:
         words = [size, f"{self.states} states", f"batch {self.batch}", "fp8" if self.is_fp8 else self.precision.removesuffix("-pure")]
         if self.seq_len != 8192:
             words.append(f"sequence {self.seq_len:,}")
+        if self.document:
+            words.append(f"packed documents of about {self.document:,}")
         if self.recompute != "none":
             words.append(f"{self.recompute} recompute")
         return ", ".join(words)
@@ -74,13 +80,22 @@ OTHERS = (  # predicted before they are run, and asked for nowhere else
     Case(name="3b-recompute", model="llama-3.2-3b", batch=2, precision="bf16", states="fp32", recompute="full"),
     Case(name="8b-batch2", model="llama-3.1-8b", batch=2, precision="bf16-pure", states="bf16"),
 )
-NAMES = tuple(case.name for case in (*ASKED, *OTHERS))
+LONG = (  # long sequences, whole and packed
+    Case(name="8b-16384", model="llama-3.1-8b", batch=1, precision="bf16-pure", states="bf16", seq_len=16384),
+    Case(name="8b-16384-packed", model="llama-3.1-8b", batch=1, precision="bf16-pure", states="bf16", seq_len=16384, document=4096),
+    Case(name="1b-32768", model="llama-3.2-1b", batch=1, precision="bf16", states="fp32", seq_len=32768),
+    Case(name="1b-32768-packed", model="llama-3.2-1b", batch=1, precision="bf16", states="fp32", seq_len=32768, document=4096),
+)
+EVERY = (*ASKED, *OTHERS, *LONG)
+NAMES = tuple(case.name for case in EVERY)
+END = 0  # the token that ends a document
 
 
 def chosen(names: Sequence[str], cases: Sequence[Case], *, is_dry: bool) -> list[Case]:
     """The cases of these names, or all; where nothing is to be claimed, the same with a tiny model."""
-    found = [case for case in (*ASKED, *OTHERS) if case.name in names] if names else list(cases)
-    return [replace(case, model=TINY.name, seq_len=case.seq_len // 128) for case in found] if is_dry else found
+    found = [case for case in EVERY if case.name in names] if names else list(cases)
+    small = {"model": TINY.name}
+    return [replace(case, **small, seq_len=case.seq_len // 128, document=case.document // 128) for case in found] if is_dry else found
 
 
 def case_of(line: str) -> Case:
@@ -95,7 +110,16 @@ def model_of(case: Case) -> Model:
 
 def workload_of(case: Case) -> Workload:
     """The case's sequences and numbers."""
-    return Workload(name=case.name, model="", seq_len=case.seq_len, global_batch=case.batch, precision=case.precision, training=TRAINING)
+    sizes = {"seq_len": case.seq_len, "global_batch": case.batch, "packed": case.document > 0}
+    return Workload(name=case.name, model="", precision=case.precision, training=TRAINING, **sizes)
+
+
+def batch_of(case: Case, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Random tokens [batch, sequence + 1] for every trainer; packed documents end in `END`, at the same places in every batch."""
+    tokens = generator.integers(1, model_of(case).vocab_size, (case.batch, case.seq_len + 1))
+    if case.document:
+        tokens[np.random.default_rng(case.seq_len).random((case.batch, case.seq_len + 1)) < 1 / case.document] = END
+    return tokens
 
 
 def layout_of(case: Case) -> Layout:

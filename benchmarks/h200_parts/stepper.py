@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from h200_parts.cases import TRAINING, Case, layout_of, model_of, workload_of
-from meshwright.train.model.attention import Context
+from h200_parts.cases import END, TRAINING, Case, batch_of, layout_of, model_of, workload_of
 from meshwright.train.model.initial import initial_weights
+from meshwright.train.parallel.batches import micro_batch
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import Replica
@@ -39,8 +40,7 @@ class Stepper:
         self.mesh: Mesh = make_mesh(layout_of(case), device)
         self.replica = Replica(self.model, workload_of(case), self.mesh, TRAINING)
         self.replica.fill_weights(initial_weights(self.model, seed))
-        self.context = Context(positions=torch.arange(case.seq_len, device=device))
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = np.random.default_rng(seed)
 
     @property
     def num_parameters(self) -> int:
@@ -49,9 +49,12 @@ class Stepper:
 
     def batch(self) -> list[MicroBatch]:
         """A batch of random tokens on the device."""
-        size = layout_of(self.case).micro_batch
-        tokens = torch.randint(0, self.model.vocab_size, (self.case.batch, self.case.seq_len + 1), generator=self._generator)
-        return [self._micro_batch(part) for part in tokens.split(size)]
+        drawn, size = batch_of(self.case, self._generator), layout_of(self.case).micro_batch
+        tokens, labels = drawn[:, :-1], drawn[:, 1:]
+        documents = np.cumsum(drawn == END, axis=1)[:, :-1] - (tokens == END)  # a token that ends one belongs to it
+        numbers = [range(first, min(first + size, self.case.batch)) for first in range(0, self.case.batch, size)]
+        workload = workload_of(self.case)
+        return [micro_batch((tokens[rows], labels[rows], documents[rows]), rows, workload, self.mesh) for rows in numbers]
 
     def step(self, batch: Sequence[MicroBatch] | None = None, *, around_update: Callable[[], object] | None = None) -> StepResult:
         """Take one step; `around_update` makes what the update is to run inside of."""
@@ -62,7 +65,3 @@ class Stepper:
             with around_update():  # type: ignore[attr-defined]
                 self.replica.update(result, TRAINING.learning_rate)
         return result
-
-    def _micro_batch(self, tokens: torch.Tensor) -> MicroBatch:
-        here = tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
-        return MicroBatch(tokens=here[:, :-1].contiguous(), labels=here[:, 1:].contiguous(), context=self.context)

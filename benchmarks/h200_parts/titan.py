@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import torch
 
-from h200_parts.cases import Case, case_of, model_of
+from h200_parts.cases import END, Case, batch_of, case_of, model_of
 from h200_parts.child import hand_over
 from h200_parts.kinds import STEPS_BETWEEN, annotated, shares_of, start_trace, stop_trace
 from h200_parts.recorder import Recorder
@@ -109,15 +110,13 @@ def trainer_of(case: Case, device_type: str, num_steps: int, folder: Path) -> An
     from torchtitan.tools.logging import init_logger
     from torchtitan.train import Trainer
 
-    vocab_size = model_of(case).vocab_size
-
     class RandomTokens(BaseDataLoader):
         """Batches of drawn tokens, without end."""
 
         def __iter__(self) -> Iterator[Any]:
-            generator = torch.Generator().manual_seed(1)
+            generator = np.random.default_rng(1)
             while True:
-                tokens = torch.randint(0, vocab_size, (case.batch, case.seq_len + 1), generator=generator)
+                tokens = torch.from_numpy(batch_of(case, generator))
                 yield {"input": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()
 
         def state_dict(self) -> dict[str, Any]:
@@ -127,7 +126,8 @@ def trainer_of(case: Case, device_type: str, num_steps: int, folder: Path) -> An
             pass
 
     llama.llama3_args[FLAVOR] = arguments_of(case)
-    spec = dataclasses.replace(llama.get_train_spec(), build_tokenizer_fn=None, build_dataloader_fn=lambda **_: RandomTokens())
+    words = types.SimpleNamespace(eos_id=END)  # all that it asks a tokenizer for
+    spec = dataclasses.replace(llama.get_train_spec(), build_tokenizer_fn=lambda _: words, build_dataloader_fn=lambda **_: RandomTokens())
     register_train_spec("llama3_" + FLAVOR, spec)
     init_logger()
     return Trainer(ConfigManager().parse_args(options_of(case, device_type, num_steps, folder)))
@@ -153,6 +153,7 @@ def arguments_of(case: Case) -> Any:
         ffn_dim_multiplier=factor,
         norm_eps=model.norm_epsilon,
         rope_theta=model.rotary_theta,
+        **({"attn_type": "varlen", "attn_mask_type": "block_causal", "eos_id": END} if case.document else {}),
     )
 
 

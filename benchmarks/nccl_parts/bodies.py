@@ -43,8 +43,8 @@ def _counted() -> Iterator[dict[str, Any]]:
     used: dict[str, Any] = {}
     make = replica.Replica.__init__
 
-    def noted(self: replica.Replica, model: Model, workload: Workload, mesh: Any, training: Any) -> None:
-        make(self, model, workload, mesh, training)
+    def noted(self: replica.Replica, model: Model, workload: Workload, mesh: Any, *others: Any) -> None:
+        make(self, model, workload, mesh, *others)
         used.update(compiled=compiles(mesh.layout, mesh.device), attention=self.attention)
 
     replica.Replica.__init__ = noted  # type: ignore[method-assign]

@@ -44,6 +44,20 @@ def test_logs_as_markdown_and_findings(tmp_path: Path) -> None:
     assert "| result\\_2.txt | truncated, line 31 |" in text
 
 
+def test_a_log_without_results_says_that_its_target_is_open(tmp_path: Path) -> None:
+    write(tmp_path / "result_0.txt", [one for one in lines() if "eval_accuracy" not in one])
+    sentence = "result_0.txt has no result of its last evaluation (eval_accuracy): whether it reached the target is not known"
+    assert sentence in findings(read(tmp_path))
+
+
+def test_a_log_without_its_batch_names_what_is_missing_and_no_line(tmp_path: Path) -> None:
+    write(tmp_path / "result_0.txt", [one for one in lines() if "global_batch_size" not in one])
+    one = read(tmp_path)
+    assert next(iter(findings(one))) == "result_0.txt is damaged: the log has no global_batch_size line"
+    assert run_rows(one)[0][RUN_COLUMNS.index("samples>")] == "-"
+    assert log_memo.submission_values(one)["logged_runs"][0]["line"] is None
+
+
 def test_logs_as_json_say_where_they_stop_being_whole(tmp_path: Path) -> None:
     submission(tmp_path)
     write(tmp_path / "result_1.txt", [*lines()[:4], ":::MLLOG {broken", *lines()[4:]])

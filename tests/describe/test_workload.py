@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.describe.load import load_workload, names
 from meshwright.describe.workload import Convergence, Evaluation, Workload
+from meshwright.errors import InputError
 
 TABLE = Convergence(samples_by_batch={8: 1000.0, 32: 2000.0}, samples_by_precision={"nvfp4": {8: 1500.0}})
 
@@ -123,3 +124,11 @@ def test_plain_pre_training_counts_tokens():
 def test_lora_is_described_as_such():
     adapters = load_workload("mlperf-llama2-70b-lora").adapters
     assert (adapters.rank, adapters.targets) == (16, ("qkv", "proj"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("seq_len", 10**8), ("global_batch", 10**11), ("seq_len", 0), ("global_batch", -64)])
+def test_sequences_and_batches_that_nobody_trains_on_are_refused(key: str, value: int) -> None:
+    sizes = {"seq_len": 8192, "global_batch": 512, key: value}
+    with pytest.raises(InputError, match=f"{value:,}") as refused:
+        Workload(name="w", model="", num_tokens=1e12, **sizes)
+    assert refused.value.where == f"workload w: {key}"

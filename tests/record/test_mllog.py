@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.record.mllog import Log, parse_log, read_log, salvage, step_times
+from meshwright.record.log_steps import step_times
+from meshwright.record.mllog import Log, parse_log, read_log, salvage
 from meshwright.record.mllog_lines import DamagedLog
 from meshwright.record.step_times import StepTimes
 
@@ -42,14 +43,6 @@ def test_a_log_says_how_long_the_run_and_its_parts_took() -> None:
     assert (log.num_evaluations, log.samples_to_target) == (2, 512.0)
 
 
-def test_a_timer_of_every_step_is_read_without_the_summaries_of_the_blocks() -> None:
-    steps = step_times(fixture("timer_every_step"))
-    assert steps.method == "timer of every step"
-    assert steps.seconds.tolist() == [2.6, 2.0, 2.02, 1.98, 2.4, 2.0, 2.5, 1.98]
-    assert steps.is_first.tolist() == [True, False, False, False, True, False, False, False]
-    assert (steps.median_s, steps.first_median_s) == (2.0, 2.5)
-
-
 def test_a_log_that_counts_tokens_gives_the_same_samples_and_steps() -> None:
     log = fixture("counts_tokens")
     assert log.samples_to_target == 96.0
@@ -58,21 +51,20 @@ def test_a_log_that_counts_tokens_gives_the_same_samples_and_steps() -> None:
     assert log.status == "aborted"
 
 
-def test_progress_lines_apart_give_the_wall_clock_between_them() -> None:
-    steps = step_times(fixture("progress_lines_apart"))
-    # the second block begins after 10 of 12 steps since the last line: its first line ends 2 steps
-    assert steps.method == "wall clock between progress lines"
-    assert steps.seconds.tolist() == pytest.approx([0.35, 0.30, 0.35, 0.31, 0.32])
-    assert steps.is_first.tolist() == [True, False, True, False, False]
-    assert steps.median_s == pytest.approx(0.31)
+def test_tokens_are_known_by_the_rules_of_the_benchmark_where_no_line_has_the_length_of_a_sequence() -> None:
+    lines = [line.replace("max_sequence_length", "another_length") for line in lines_of("counts_tokens")]
+    log = parse_log("\n".join(lines), "without a length")
+    assert log.seq_len is None
+    assert log.samples_to_target == fixture("counts_tokens").samples_to_target
 
 
-def test_blocks_alone_give_their_time_over_their_steps_without_the_first() -> None:
-    steps = step_times(fixture("blocks_only"))
-    assert steps.method == "wall clock of a block / its steps"
-    assert steps.seconds.tolist() == pytest.approx([20 / 24, 0.6, 0.58, 0.59])
-    assert steps.median_s == pytest.approx(0.59)
-    assert fixture("blocks_only").seq_len is None
+@pytest.mark.parametrize("name", FORMS)
+def test_without_a_batch_no_samples_are_counted_in_an_unknown_unit(name: str) -> None:
+    log = parse_log("\n".join(line for line in lines_of(name) if '"global_batch_size"' not in line), "without a batch")
+    assert log.num_evaluations == fixture(name).num_evaluations
+    assert [one.samples for one in log.evaluations] == [None] * log.num_evaluations
+    with pytest.raises(InputError, match="no global_batch_size line"):
+        _ = log.num_steps
 
 
 def test_an_evaluation_after_every_step_leaves_all_steps_in() -> None:
@@ -138,12 +130,6 @@ def test_a_log_that_ends_before_the_run_does_names_what_is_missing() -> None:
         "  where: result_0.txt: 35 :::MLLOG lines, the last is line 38 (eval_stop)\n"
         "  fix:   use the whole log of a finished run"
     )
-
-
-def test_a_log_without_a_whole_step_says_so() -> None:
-    log = parse_log("\n".join(lines_of("blocks_only")[:10]), "result_0.txt")
-    with pytest.raises(InputError, match="no whole step"):
-        step_times(log)
 
 
 def test_a_damaged_line_in_the_middle_names_the_line() -> None:

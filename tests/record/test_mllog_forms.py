@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.record.mllog import FROM_LOSSES, TIMERS, WITH_EVALUATION, Log, parse_log, read_log, salvage, step_times
+from meshwright.record.log_steps import FROM_LOSSES, TIMERS, WITH_EVALUATION, step_times
+from meshwright.record.mllog import Log, parse_log, read_log, salvage
 
 from .submitters import (
     BATCH,

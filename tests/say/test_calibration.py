@@ -15,7 +15,7 @@ from meshwright.evidence.calibrate import Calibration, LoggedRun, Observed, cali
 from meshwright.job import Job
 from meshwright.layout import parse_layout
 from meshwright.predict.software import software
-from meshwright.record.mllog import StepTimes
+from meshwright.record.step_times import StepTimes
 from meshwright.say.calibration import calibration_document
 from meshwright.say.document import Document, Lines
 from meshwright.say.vocabulary import problems

@@ -20,7 +20,7 @@ from meshwright.say.document import VERSION, Document, Lines, Note, Pairs, Table
 from meshwright.say.forecast import forecast_values
 from meshwright.say.html import fragment
 from meshwright.say.markdown import markdown
-from meshwright.say.plan import explanation_values, plan_document
+from meshwright.say.plan import _named, explanation_values, plan_document
 from meshwright.units import seconds
 
 SCRIPT = "<script>alert(1)</script>"
@@ -150,3 +150,10 @@ def test_every_name_is_escaped() -> None:
     page, shown = fragment(document), markdown(document)
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "<script" not in shown.replace("\\<script", "") and "\\<script\\>" in shown
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c"), (["a", "b", "c", "d"], "a, b, c and d")]
+)
+def test_stacks_are_listed_as_in_a_sentence(names: list[str], words: str) -> None:
+    assert _named(names) == words

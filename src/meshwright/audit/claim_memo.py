@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from meshwright.audit.judge import Judgement
 from meshwright.audit.own_forecast import Compared
@@ -118,7 +119,7 @@ def _sources(judgement: Judgement) -> Iterator[str]:
     claim = judgement.claim
     if claim.source:
         yield one_line(f"The claim: {claim.source}")
-    yield one_line(f"Its facts as they were judged: {claim.where}")
+    yield one_line(f"Its facts as they were judged: {Path(claim.where).name}")
     rounds = sorted({row.round for row in submissions()})
     yield f"Results on record: {len(submissions())} submissions of MLPerf Training {rounds[0]} to {rounds[-1]}, the table in this package"
     if claim.run.benchmark:

@@ -18,7 +18,7 @@ from meshwright.audit.printable import escaped, one_line
 from meshwright.audit.runs import WHOLE, LoggedRun
 from meshwright.audit.score import LoggedSubmission
 from meshwright.audit.submissions import Submission, noise, submissions
-from meshwright.record.mllog import WITH_EVALUATION
+from meshwright.record.log_steps import WITH_EVALUATION
 from meshwright.record.step_times import StepTimes
 from meshwright.say.document import Block, Document, Table, Text
 from meshwright.units import MINUTE
@@ -72,7 +72,7 @@ def run_rows(one: LoggedSubmission) -> list[tuple[str, ...]]:
 
 def _run_row(run: LoggedRun, compliance: Compliance | None) -> tuple[str, ...]:
     ttt_s = run.time_to_train_s
-    state = run.state if run.is_whole else f"{run.state}, line {run.line:,}"
+    state = run.state if run.is_whole else f"{run.state}, line {run.line:,}" if run.line else run.state
     return (
         Path(run.path).name,
         state,
@@ -135,7 +135,7 @@ def _letters(text: str) -> str:
 def _problems(one: LoggedSubmission) -> Iterator[str]:
     for run in one.runs:
         if run.problem:
-            yield f"{Path(run.path).name} is {run.state} at line {run.line:,}: {run.problem}"
+            yield problem_sentence(run)
         if run.unknown:
             lines = ", ".join(f"{one.line:,}" for one in run.log.damaged) if run.log else ""
             lost = ", ".join(words for name, words in UNKNOWN_WORDS.items() if name in run.unknown)
@@ -150,8 +150,16 @@ def _problems(one: LoggedSubmission) -> Iterator[str]:
         yield from (f"{Path(run.path).name}, line {flaw.line:,}: {flaw.what}" for flaw in others[:MOST_COMPLAINTS])
 
 
+def problem_sentence(run: LoggedRun) -> str:
+    """What is wrong with a log, and from which line on where a line shows it."""
+    at = f" at line {run.line:,}" if run.line else ""
+    return f"{Path(run.path).name} is {run.state}{at}: {run.problem}"
+
+
 def _doubts(run: LoggedRun) -> Iterator[str]:
     """What a readable log does not say."""
+    if run.is_whole and run.evaluations and run.quality is None and run.reached is None:
+        yield f"{Path(run.path).name} has no result of its last evaluation (eval_accuracy): whether it reached the target is not known"
     if run.evaluations and not run.are_evaluations_timed and "evaluations" not in run.unknown:
         within = "the step times hold them too" if run.steps and run.steps.method == WITH_EVALUATION else _outside(run)
         yield f"{Path(run.path).name} does not say when its evaluations begin (no eval_start): {within}"

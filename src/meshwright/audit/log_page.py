@@ -14,6 +14,7 @@ from meshwright.audit.log_memo import (
     STEP_COLUMNS,
     comparison_lines,
     findings,
+    problem_sentence,
     run_rows,
     step_rows,
     title,
@@ -78,7 +79,7 @@ def _checks(one: LoggedSubmission) -> Iterator[tuple[str, str, str]]:
 
 def _of_logs(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, str, str]]:
     bad = [run for run in runs if run.problem]
-    why = "; ".join(f"{Path(run.path).name} is {run.state} at line {run.line:,}: {run.problem}" for run in bad)
+    why = "; ".join(map(problem_sentence, bad))
     yield (FAIL, "logs are whole", why) if bad else (PASS, "logs are whole", f"all {len(runs)}")
     missed = [Path(run.path).name for run in runs if run.reached is False]
     unknown = [Path(run.path).name for run in runs if run.reached is None]

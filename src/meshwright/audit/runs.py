@@ -11,7 +11,8 @@ from typing import Any
 from meshwright.audit.flaws import Flaw, flaws
 from meshwright.audit.rules import Benchmark, benchmarks
 from meshwright.errors import InputError
-from meshwright.record.mllog import TIMERS, WITH_EVALUATION, Log, LoggedEvaluation, salvage_logs, step_times, stretches
+from meshwright.record.log_steps import TIMERS, WITH_EVALUATION, step_times, stretches
+from meshwright.record.mllog import Log, LoggedEvaluation, salvage_logs
 from meshwright.record.mllog_lines import EVALUATION, MARKER, DamagedLine, DamagedLog, UnreadableLog
 from meshwright.record.step_times import StepTimes
 
@@ -28,7 +29,7 @@ class LoggedRun:
 
     path: str
     state: str  # WHOLE, ABORTED (the run gave up), TRUNCATED (the file ends before the run) or DAMAGED
-    line: int = 0  # the line from which on it is incomplete
+    line: int = 0  # the line from which on it is incomplete; 0 if it is whole, or no line shows what is missing
     problem: str = ""
     log: Log | None = None
     time_to_train_s: float | None = None
@@ -201,7 +202,7 @@ def _state(log: Log, found: tuple[Flaw, ...], missing: list[str]) -> tuple[str, 
     if log.first("run_start") is None:
         return DAMAGED, log.events[0].line, "it has no run_start"
     if missing:
-        return DAMAGED, log.events[0].line, missing[0]
+        return DAMAGED, 0, missing[0]
     if log.status != "success":
         stop = log.required("run_stop")
         return ABORTED, stop.line, f"run_stop says {log.status or 'no status'}"

@@ -10,7 +10,7 @@ from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.hardware import ROUTINGS, Accelerator
 from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
-from meshwright.describe.workload import MOST_IMBALANCE, Workload
+from meshwright.describe.workload import MOST_BATCH, MOST_IMBALANCE, Workload
 from meshwright.errors import InputError, argument, close_names, nearest
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
 
@@ -190,9 +190,11 @@ def _number(key: str, value: str, low: float = SMALLEST, high: float = LARGEST, 
 
 
 def _count(key: str, value: str) -> int:
-    number = _number(key, value.replace("_", ""))
-    if number != int(number) or number > 10**8:
+    number = _number(key, value.replace("_", ""), low=-LARGEST, example="1024")
+    if number != int(number) or not 1 <= number <= MOST_BATCH:
         raise InputError(
-            f"{key} is {value}, not a whole number up to 10^8", where=argument("changes"), fix=f"write {key}=1024, for example"
+            f"{key} is {value}, not a whole number from 1 to {MOST_BATCH:,}",
+            where=argument("changes"),
+            fix=f"write {key}=1024, for example",
         )
     return int(number)

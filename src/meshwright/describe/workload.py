@@ -18,6 +18,8 @@ ROUNDING = 1e-9  # of a quotient of two floats that are meant to divide
 
 
 MOST_IMBALANCE = 10_000  # no layout has more ranks to spread experts over
+MOST_SEQ_LEN = 2**24  # tokens: more than the longest context that a published model states, 10 million
+MOST_BATCH = 10**8  # sequences
 
 
 # Matrices of a layer that adapters may be beside, by the kinds in which recipes name them.
@@ -239,12 +241,12 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.seq_len < 1 or self.global_batch < 1:
-            raise InputError(
-                f"the sequence length is {self.seq_len} and the global batch {self.global_batch}",
-                where=f"workload {self.name}: seq_len, global_batch",
-                fix="give 1 or more for both",
-            )
+        for name, value, most in (("seq_len", self.seq_len, MOST_SEQ_LEN), ("global_batch", self.global_batch, MOST_BATCH)):
+            if not 1 <= value <= most:
+                words = {"seq_len": "tokens in a sequence", "global_batch": "sequences in a step"}[name]
+                raise InputError(
+                    f"the workload has {value:,} {words}", where=f"workload {self.name}: {name}", fix=f"give a number from 1 to {most:,}"
+                )
         if self.attention_precision not in ("bf16", "fp8"):
             raise InputError(
                 f"attention does not run in {self.attention_precision!r}",

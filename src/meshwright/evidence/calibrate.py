@@ -26,7 +26,8 @@ from meshwright.predict.exact import step_excess_s
 from meshwright.predict.prediction import parts
 from meshwright.predict.software import RELEASES, Software, as_json, fitted_values, is_release, software
 from meshwright.predict.uncertainty import residuals
-from meshwright.record.mllog import Log, read_log, step_times
+from meshwright.record.log_steps import step_times
+from meshwright.record.mllog import Log, read_log
 from meshwright.record.step_times import StepTimes, read_step_times
 
 FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute relative to the reference release; outside, the description is wrong

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layouts
-from meshwright.predict.inputs import Inputs, inputs_of, stacked
+from meshwright.predict.footprint import recipe_for
+from meshwright.predict.inputs import Inputs, inputs_of, stacked, trainer_update_bytes
 from meshwright.predict.practice import (
     EARLY,
     FSDP,
@@ -81,6 +82,13 @@ def _is_own(run: MeasuredRun) -> bool:
     return (kind in _KINDS and (is_fitted(chip) or chip.architecture in CHIPS)) or (kind in (MLPERF, NEMO) and chip.architecture in CHIPS)
 
 
+def _with_update(inputs: Inputs, run: MeasuredRun) -> Inputs:
+    """The inputs of a run of meshwright's trainer with what its own update moves; others as they are."""
+    if class_of(run.release) != MESHWRIGHT:
+        return inputs
+    return replace(inputs, update_bytes=trainer_update_bytes(recipe_for(run.workload.precision, run.cluster.accelerator)))
+
+
 class ClassRows:
     """Such rows as columns, ready to be priced with any effects."""
 
@@ -88,7 +96,7 @@ class ClassRows:
         bare = replace(values, classes={}, further={})
         self.runs, self.values = tuple(runs), values
         jobs = [run.job(bare.software(run.release if class_of(run.release) in (MLPERF, NEMO) else REFERENCE_RELEASE)) for run in runs]
-        self.inputs: Inputs = stacked([inputs_of(job) for job in jobs])
+        self.inputs: Inputs = stacked([_with_update(inputs_of(job), run) for job, run in zip(jobs, runs, strict=True)])
         self.layouts = Layouts.of([run.layout for run in runs])
         self.measured_s = np.array([run.measured_s for run in runs])
         self.kinds = [class_of(run.release) for run in runs]

@@ -181,13 +181,15 @@ def with_experts(layout: Layout, model: Model, cluster: Cluster, stated: str) ->
     return replace(layout, ep=usable[-1]), (f"ep: {usable[-1]}, as many as a scale-up domain holds",)
 
 
-def check_runs(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> None:
-    """Raise an error for a row that `meshwright predict` would refuse, because it does not divide or does not fit into memory."""
+def check_runs(model: Model, cluster: Cluster, workload: Workload, layout: Layout, *, is_own: bool = False) -> None:
+    """Raise an error for a row that `meshwright predict` would refuse, because it does not divide or does not fit into memory.
+
+    `is_own` if meshwright's trainer ran it.
+    """
     check_layout(model, cluster, workload, layout)
     chip = cluster.accelerator
-    check_fits(
-        footprint(model, workload, Layouts.of([layout]), recipe_for(workload.precision, chip)), chip, reserve_bytes=reserve_for(chip)
-    )
+    used = footprint(model, workload, Layouts.of([layout]), recipe_for(workload.precision, chip), is_own=is_own)
+    check_fits(used, chip, reserve_bytes=reserve_for(chip))
 
 
 def missing_layout(columns: list[str]) -> InputError:

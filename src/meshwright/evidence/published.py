@@ -29,7 +29,7 @@ from meshwright.evidence.measured import (
 )
 from meshwright.evidence.table import Row
 from meshwright.layout import OPS, Layout
-from meshwright.predict.practice import TORCHTITAN, WHOLE_GRAPHS, class_of, expert_practice
+from meshwright.predict.practice import MESHWRIGHT, TORCHTITAN, WHOLE_GRAPHS, class_of, expert_practice
 from meshwright.predict.recompute import fits
 from meshwright.units import GIB
 
@@ -141,7 +141,7 @@ def published_run(row: Row) -> MeasuredRun:
     layout, room_assumptions = with_room(
         layout, model, built.cluster, workload, row.text("recompute") or (known.recomputed if known else "")
     )
-    check_runs(model, built.cluster, workload, layout)
+    check_runs(model, built.cluster, workload, layout, is_own=class_of(code.release) == MESHWRIGHT)
     return MeasuredRun(
         round=code.release,
         submitter=source,

@@ -18,7 +18,7 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
 from meshwright.describe.products import attention_products, mlp_products, repeated
-from meshwright.describe.recipe import recipe
+from meshwright.describe.recipe import Recipe, recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
@@ -111,6 +111,7 @@ class Inputs:
     expert_hidden: Value = 0.0  # share of the experts' all-to-all that is hidden behind compute if it is overlapped
     tp_hidden: Value = np.nan  # share of tensor traffic that is hidden behind products if it is overlapped; NaN: as fitted for all software
     sends_once: Value = 0.0  # 1 if a token is sent only once to a rank or domain with several of its experts
+    update_bytes: Value = np.nan  # all that an update moves for a parameter; NaN: as assumed for all software
 
 
 def inputs_of(job: Job) -> Inputs:
@@ -164,10 +165,24 @@ def _software(job: Job) -> dict[str, Any]:
         "host_s": effects.host_s,
         "tp_hidden": np.nan if effects.tp_hidden is None else effects.tp_hidden,
     }
+    if job.software.is_own:
+        found["update_bytes"] = trainer_update_bytes(recipe_for(job.workload.precision, job.cluster.accelerator))
     if model.experts is None:
         return found
     found["expert_imbalance"] = job.workload.expert_imbalance
     return found | job.software.experts.inputs(job.practice, has_biases=model.biases)
+
+
+def trainer_update_bytes(recipe: Recipe) -> float:
+    """Bytes that an update of meshwright's trainer moves for a parameter: nothing is cast, copied or set to zero beside it.
+
+    The gradient is read twice, for its norm and for the update. States are read and written, and so are weights if the optimizer has no
+    copy of its own; otherwise they are only written.
+    """
+    gradient = recipe.reduce_bytes if recipe.trainer_reduce_bytes is None else recipe.trainer_reduce_bytes
+    weight = recipe.gather_bytes if recipe.trainer_gather_bytes is None else recipe.trainer_gather_bytes
+    has_copy = recipe.optimizer_bytes > 2 * weight  # beside the two moments
+    return 2 * gradient + 2 * recipe.optimizer_bytes + (1 if has_copy else 2) * weight
 
 
 def stacked(questions: Sequence[Inputs]) -> Inputs:

@@ -457,8 +457,10 @@ class Pricer:
         shared, experts = self.parameters(split)
         ranks = np.where(self.l.zero_stage > 0, self.l.sharing_ranks, 1.0)
         expert_ranks = np.where(self.l.zero_stage > 0, np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0), 1.0)
-        moved = sw.OPTIMIZER_BYTES * (shared / ranks + experts / expert_ranks) + sw.STEP_BYTES * (shared + experts)
-        return np.asarray(moved / self.memory_bytes_per_s)
+        owned = shared / ranks + experts / expert_ranks
+        assumed = sw.OPTIMIZER_BYTES * owned + sw.STEP_BYTES * (shared + experts)
+        update = np.asarray(self.q.update_bytes)
+        return np.asarray(np.where(np.isnan(update), assumed, update * owned) / self.memory_bytes_per_s)
 
     def step_s(self) -> Column:
         """Seconds of the host at the end of a step."""

@@ -1,14 +1,7 @@
 """MLPerf training logs: a run as its `:::MLLOG {json}` lines describe it, from round v3.0 on.
 
 Submitters log their runs in their own ways. Counters count samples, tokens, steps or epochs (`Log.samples_at`); an evaluation has a
-start, a stop, both or neither; the first block may have no start. `step_times` reads, in this order of preference,
-
-1. a timer for every step (`tracked_stats` with `train_step_time` or `train_step_timing`, lines one step apart);
-2. the wall clock between progress lines that are several steps apart;
-3. the wall clock from the start of a block to its evaluation, divided by the block's steps;
-4. the wall clock between lines with a loss (`train_loss`), if evaluations are not timed;
-5. the wall clock of a block with its evaluation, if they cannot be separated;
-6. the throughput that the log states for its blocks.
+start, a stop, both or neither; the first block may have no start. `record.log_steps` reads the step times.
 
 A line that was cut at the end of the file is left out, and `Log.complete` is false; a damaged line before that is an error
 (`DamagedLog`). `salvage_log` reads the undamaged lines of such a log, and says which lines are damaged.
@@ -17,14 +10,12 @@ A line that was cut at the end of the file is left out, and `Log.complete` is fa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-
-import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.record.mllog_lines import (
@@ -37,19 +28,15 @@ from meshwright.record.mllog_lines import (
     number,
     read_log_text,
 )
-from meshwright.record.step_times import StepTimes
 
 STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
 PROGRESS = (*STEP_TIMERS, "train_loss", "reduced_train_loss")  # a tracked_stats line with one of these ends a step
 LOSSES = ("train_loss", "reduced_train_loss")  # the losses, as lines of their own
 SEQUENCE_LENGTHS = ("max_sequence_length", "sequence_length")
+RULED_LENGTHS = {"gpt3": 2048, "llama31_405b": 8192, "llama31_8b": 8192}  # tokens of a sequence by MLPerf's rules (v3.0 to v6.0)
 TOTALS = ("train_samples", "trained_samples")  # before the run: the samples of the data set; after it: the samples that were trained on
 RESUMED = "resumed"  # a mark of our own trainer: the run before it may have stopped anywhere
 LEAST_EVALUATION_S = 0.05  # shorter times lie between two lines that are written directly after each other
-TIMER_FACTOR = 2.0  # if a timer differs from the wall clock by more than this factor, it measures something else, or is not in seconds
-TIMERS = "timer of every step"
-WITH_EVALUATION = "wall clock of a block and its evaluation / the block's steps"
-FROM_LOSSES = "wall clock between lines with a loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +74,7 @@ class EvaluationLines:
     def seconds(self) -> float | None:
         """Seconds from its start to its stop, or to its result if no stop is logged; None without a start."""
         stop = self.line("eval_stop") or self.line("eval_accuracy")
-        return None if self.start is None or stop is None else _seconds(self.start, stop)
+        return None if self.start is None or stop is None else seconds_between(self.start, stop)
 
 
 @dataclass(frozen=True)
@@ -155,6 +142,12 @@ class Log:
         return next((self._count(key) for key in SEQUENCE_LENGTHS if self.first(key)), None)
 
     @property
+    def _ruled_length(self) -> int | None:
+        """Tokens of a sequence, by the rules of the benchmark if the log does not say it."""
+        name = self.first("submission_benchmark")
+        return self.seq_len or (RULED_LENGTHS.get(str(name.value)) if name else None)
+
+    @property
     def status(self) -> str:
         """How the run ended: "success", "aborted"; "" if the log ends before the run does."""
         stop = self.first("run_stop")
@@ -176,9 +169,7 @@ class Log:
     @property
     def evaluations(self) -> tuple[LoggedEvaluation, ...]:
         """The finished evaluations, in order."""
-        return tuple(
-            LoggedEvaluation(one.seconds, one.quality, self._samples_of(one)) for one in self.logged_evaluations if one.is_finished
-        )
+        return tuple(LoggedEvaluation(one.seconds, one.quality, self.samples_of(one)) for one in self.logged_evaluations if one.is_finished)
 
     @cached_property
     def logged_evaluations(self) -> tuple[EvaluationLines, ...]:
@@ -189,7 +180,7 @@ class Log:
         """
         if self.first("eval_start") is None:
             begun = [one for one in _evaluations(self.events, "block_stop") if one.is_finished]
-            waits = [_seconds(one.start, one.lines[1]) for one in begun if one.start is not None]
+            waits = [seconds_between(one.start, one.lines[1]) for one in begun if one.start is not None]
             if waits and median(waits) >= LEAST_EVALUATION_S:
                 return tuple(begun)
         return tuple(_evaluations(self.events, "eval_start"))
@@ -197,7 +188,8 @@ class Log:
     @property
     def num_steps(self) -> float:
         """Steps up to the last evaluation."""
-        return self.samples_to_target / self.global_batch_size
+        batch = self.global_batch_size
+        return self.samples_to_target / batch
 
     @property
     def target(self) -> float | None:
@@ -232,11 +224,11 @@ class Log:
 
         Some submitters are one step behind in the result of an evaluation: then the total of the run is right.
         """
-        counted = [samples for one in self.logged_evaluations if (samples := self._samples_of(one)) is not None]
+        counted = [samples for one in self.logged_evaluations if (samples := self.samples_of(one)) is not None]
         total = self.total_samples if self.logged_evaluations else None
         if not counted and total is None:
             raise InputError("no evaluation says how many samples came before it", where=self.path, fix="use a log with evaluations")
-        is_behind = counted and total is not None and self.first("global_batch_size") and total - counted[-1] == self.global_batch_size
+        is_behind = counted and total is not None and total - counted[-1] == self.global_batch_size
         return total if total is not None and (is_behind or not counted) else counted[-1]
 
     @property
@@ -246,9 +238,9 @@ class Log:
         In a log that counts tokens the total is in tokens too.
         """
         total = self._last_total()
-        if total is None:
+        if total is None or self.first("global_batch_size") is None:
             return None
-        per_sample = (self.seq_len or 1) if any(unit < 1 for unit in self._units.values()) else 1
+        per_sample = (self._ruled_length or 1) if any(unit < 1 for unit in self._units.values()) else 1
         return total / per_sample
 
     @cached_property
@@ -258,10 +250,10 @@ class Log:
         return tuple([event for event in found if "step" in event.metadata] or found)
 
     def samples_at(self, event: LogEvent) -> float | None:
-        """Sequences that the run had trained on at a line; None if the line does not say."""
-        return None if event.count is None else event.count * self._unit(event.counter)
+        """Sequences that the run had trained on at a line; None if the line does not say, or if without a batch its unit is not known."""
+        return event.count * self._unit(event.counter) if event.count is not None and self.first("global_batch_size") else None
 
-    def _samples_of(self, one: EvaluationLines) -> float | None:
+    def samples_of(self, one: EvaluationLines) -> float | None:
         """The samples of an evaluation, from its start if possible: some submitters are one step behind in the line of the result."""
         lines = [one.line(key) for key in ("eval_start", "eval_stop", "eval_accuracy")]
         return next((samples for event in lines if event and (samples := self.samples_at(event)) is not None), None)
@@ -291,11 +283,10 @@ class Log:
         `samples_count` counts samples, or tokens (GPT-3 of some submitters). `step` counted samples or tokens until v5.0, and steps since
         then. `epoch_num` is in tokens or samples if it grows by whole steps, and otherwise in epochs.
         """
-        if self.first("global_batch_size") is None:
-            return 1.0
         batch, gap = self.global_batch_size, min([counts[0], *(b - a for a, b in pairwise(counts))])
-        if self.seq_len is not None and gap % (batch * self.seq_len) == 0:
-            return 1 / self.seq_len
+        length = self._ruled_length
+        if length is not None and gap % (batch * length) == 0:
+            return 1 / length
         if name == "samples_count":
             return 1.0
         if name == "epoch_num":
@@ -315,9 +306,9 @@ class Log:
         known = most_samples or self._last_total() or 0.0
         if known:
             return abs(math.log(known / (last * batch))) < abs(math.log(known / last)) if batch > 1 else True
-        timed = [event for event in self.progress if event.counter == name and event.count and _timer_s(event)]
+        timed = [event for event in self.progress if event.counter == name and event.count and timer_s(event)]
         steps = [
-            (after.count - before.count) * (_timer_s(after) or 0) / _seconds(before, after)
+            (after.count - before.count) * (timer_s(after) or 0) / seconds_between(before, after)
             for before, after in pairwise(timed)
             if after.count and before.count and after.count > before.count and after.time_ms > before.time_ms
         ]
@@ -342,11 +333,11 @@ class Log:
         start, stop = self.required(start_key), self.required(stop_key)
         if stop.time_ms < start.time_ms:
             raise InputError(
-                f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})",
+                f"{stop_key} (line {stop.line}) is {seconds_between(stop, start):.3f} s before {start_key} (line {start.line})",
                 where=self.path,
                 fix="use the log as the run wrote it",
             )
-        return _seconds(start, stop)
+        return seconds_between(start, stop)
 
     def _count(self, key: str) -> int:
         event = self.required(key)
@@ -421,7 +412,8 @@ def salvage(text: str, path: str) -> Log:
     return Log(path, read.events, read.is_last_damaged, cut_line, read.empty_line, tuple(damaged), read.again, read.unordered_line)
 
 
-def _seconds(start: LogEvent, stop: LogEvent) -> float:
+def seconds_between(start: LogEvent, stop: LogEvent) -> float:
+    """Seconds from one line to another."""
     return (stop.time_ms - start.time_ms) / 1e3
 
 
@@ -445,124 +437,6 @@ def _lines_of_one(lines: Sequence[LogEvent], start_key: str) -> EvaluationLines:
     return EvaluationLines(tuple(lines), lines[0] if lines[0].key == start_key else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    """Seconds between two neighbouring marks of a block, and the steps between them."""
-
-    seconds: float
-    num_steps: float
-    is_first: bool
-    timer_s: float | None  # the log's own timer for the step that ends the interval
-    last_step: float  # number of the step that ends it, from 1
-
-    @property
-    def step_s(self) -> float:
-        return self.seconds / self.num_steps
-
-    @property
-    def is_runs_first(self) -> bool:
-        """Whether it is exactly the first step of the run."""
-        return self.last_step == self.num_steps == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Training from a start to the evaluation that ends it."""
-
-    seconds: float
-    num_steps: float
-    last_step: float  # number of its last step, from 1
-    is_with_evaluation: bool  # the log does not say when the evaluation began, so the stretch includes it
-
-
-def step_times(log: Log) -> StepTimes:
-    """Seconds of the run's steps, read in the best way that the log allows.
-
-    If a round logs its timer one step late (v6.0), the mark of the first step moves by one; this does not change the median.
-    """
-    found = next((steps for way in WAYS if (steps := way(log)) is not None), None)
-    if found is None:
-        last = log.events[-1]
-        raise InputError(
-            "the log holds no whole step: neither progress lines nor a block with its evaluation",
-            where=f"{log.path}: ends at line {last.line} ({last.key})",
-            fix="use a log that reaches its first evaluation",
-        )
-    return found
-
-
-def _by_progress(log: Log) -> StepTimes | None:
-    intervals = list(_intervals(log, log.progress))
-    timed = [i for i in intervals if i.timer_s is not None and i.timer_s > 0]
-    if timed and np.median([i.num_steps for i in intervals]) == 1 and _are_seconds(timed):
-        first_s = next((i.timer_s for i in timed if i.is_runs_first and i.timer_s), math.nan)
-        return _steps([(i.timer_s or 0.0, i.is_first, 1.0, i.last_step) for i in timed], TIMERS, first_s)
-    return _by_wall(intervals, "wall clock between progress lines")
-
-
-def _are_seconds(timed: Sequence[_Interval]) -> bool:
-    ratios = [(i.timer_s or 0.0) / i.step_s for i in timed if i.seconds > 0]
-    return not ratios or 1 / TIMER_FACTOR < median(ratios) < TIMER_FACTOR
-
-
-def _by_wall(intervals: Sequence[_Interval], method: str) -> StepTimes | None:
-    whole = [i for i in intervals if i.seconds > 0]
-    if all(i.is_first for i in whole):
-        return None
-    first_s = next((i.seconds for i in whole if i.is_runs_first), math.nan)
-    return _steps([(i.step_s, i.is_first, i.num_steps, i.last_step) for i in whole], method, first_s)
-
-
-def _by_blocks(log: Log) -> StepTimes | None:
-    return _of_blocks([one for one in stretches(log) if not one.is_with_evaluation], "wall clock of a block / its steps")
-
-
-def _by_blocks_with_evaluations(log: Log) -> StepTimes | None:
-    return _of_blocks(list(stretches(log)), WITH_EVALUATION)
-
-
-def _of_blocks(blocks: Sequence[Stretch], method: str) -> StepTimes | None:
-    # The first block includes the setup of the first evaluation, so it is treated like a first step.
-    found = [(one.seconds / one.num_steps, i == 0, one.num_steps, one.last_step) for i, one in enumerate(blocks)]
-    is_one_step = bool(blocks) and blocks[0].num_steps == blocks[0].last_step == 1 and not blocks[0].is_with_evaluation
-    return _steps(found, method, blocks[0].seconds if is_one_step else math.nan) if found else None
-
-
-def _by_losses(log: Log) -> StepTimes | None:
-    # A line stands for several steps, and only one of them is the first after an evaluation: only the run's first interval is marked.
-    found = list(_intervals(log, [event for event in log.events if event.key in LOSSES]))
-    return _by_wall([replace(one, is_first=i == 0) for i, one in enumerate(found)], FROM_LOSSES)
-
-
-def _by_throughput(log: Log) -> StepTimes | None:
-    """Step times from the throughput that the log states for its blocks; None if steps of that length do not fit into the run."""
-    values = [event.value for event in log.events if event.key == "tracked_stats" and isinstance(event.value, dict)]
-    stated = [rate for value in values if (rate := number(value.get("throughput"))) and rate > 0]
-    seconds = [log.global_batch_size / rate for rate in stated]
-    try:
-        fits = bool(seconds) and log.num_steps * median(seconds) < log.time_to_train_s
-    except InputError:
-        return None
-    if not fits:
-        return None
-    is_first = np.arange(len(seconds)) == 0
-    return StepTimes(np.array(seconds, dtype=np.float64), is_first, "throughput that the log states")
-
-
-WAYS: tuple[Callable[[Log], StepTimes | None], ...] = (
-    _by_progress,
-    _by_blocks,
-    _by_losses,
-    _by_blocks_with_evaluations,
-    _by_throughput,
-)
-
-
-def _steps(found: Sequence[tuple[float, bool, float, float]], method: str, first_s: float) -> StepTimes:
-    seconds, is_first, each, last = (np.array(column) for column in zip(*found, strict=True))
-    return StepTimes(seconds, is_first, method, first_s, each, last)
-
-
 def _is_progress(event: LogEvent) -> bool:
     """Whether the line may end a step. Summaries at the end of a block look similar, but have a throughput or no step."""
     if event.key != "tracked_stats" or not isinstance(event.value, dict) or event.count is None:
@@ -570,61 +444,9 @@ def _is_progress(event: LogEvent) -> bool:
     return "throughput" not in event.value and any(name in event.value for name in PROGRESS)
 
 
-def _timer_s(event: LogEvent) -> float | None:
+def timer_s(event: LogEvent) -> float | None:
+    """The log's own timer of the step that a line ends; None if it has none."""
     return next((value for name in STEP_TIMERS if (value := number(event.value.get(name))) is not None), None)
-
-
-def _intervals(log: Log, lines: Sequence[LogEvent]) -> Iterator[_Interval]:
-    """The intervals that end with one of `lines`; the first of a block begins with the block, or when the evaluation before it ends."""
-    ends = {id(event) for event in lines}
-    opened, closed = _evaluation_ends(log)
-    before: LogEvent | None = None
-    done = 0.0  # samples so far; in some rounds block_start has other values under the same name
-    for event in log.events:
-        if event.key in ("block_start", "run_start"):
-            before = event
-        elif event.key in ("block_stop", "run_stop"):
-            before = None
-        if id(event) in opened:
-            before, done = None, max(done, opened[id(event)] or 0.0)
-        if id(event) in closed:
-            before = event
-        elif before is not None and id(event) in ends and (samples := log.samples_at(event)) is not None and samples > done:
-            num_steps = (samples - done) / log.global_batch_size
-            is_first = id(before) not in ends
-            timer_s = _timer_s(event) if event.key == "tracked_stats" else None
-            yield _Interval(_seconds(before, event), num_steps, is_first, timer_s, samples / log.global_batch_size)
-            before, done = event, samples
-
-
-def _evaluation_ends(log: Log) -> tuple[dict[int, float | None], set[int]]:
-    """The first line of each evaluation, with the samples before it, and the last line of each."""
-    opened = {id(one.lines[0]): log._samples_of(one) for one in log.logged_evaluations}
-    return opened, {id(one.lines[-1]) for one in log.logged_evaluations if one.is_finished}
-
-
-def stretches(log: Log) -> Iterator[Stretch]:
-    """The stretches of training: each from the start of a block, or the end of the evaluation before it, to the evaluation that ends it.
-
-    Blocks without an evaluation between them are one stretch. If the start of an evaluation is not logged, the stretch includes it.
-    """
-    opened, closed = _evaluation_ends(log)
-    timed = {id(one.lines[0]) for one in log.logged_evaluations if one.start is not None}
-    begin: LogEvent | None = None
-    done, is_known = 0.0, True  # whether `done` is known at the start of the stretch
-    for event in log.events:
-        if event.key == RESUMED:  # steps before the interruption may be repeated
-            is_known = False
-        elif event.key == "run_start" or (event.key == "block_start" and (begin is None or begin.key != "block_start")):
-            begin = event
-        if id(event) in opened:
-            samples = opened[id(event)]
-            if begin and is_known and samples is not None and samples > done and event.time_ms > begin.time_ms:
-                batch = log.global_batch_size
-                yield Stretch(_seconds(begin, event), (samples - done) / batch, samples / batch, id(event) not in timed)
-            begin, done, is_known = None, max(done, samples or 0.0), samples is not None
-        if id(event) in closed:
-            begin = event
 
 
 SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -83,10 +83,15 @@ def _stack_words(found: Planned) -> str:
     able = runs_on(job, found.forecast.layout)
     others = [name for name in able if name != stack.name]
     if stack is ANY or stack.name not in STACKS:
-        words = f"{' and '.join(others)} can run it" if others else "no stack that meshwright knows runs it as planned"
+        words = f"{_named(others)} can run it" if others else "no stack that meshwright knows runs it as planned"
     else:
-        words = f"{' and '.join(others)} can run it too" if others else "no other stack runs it as planned"
+        words = f"{_named(others)} can run it too" if others else "no other stack runs it as planned"
     return f"{words}; priced as {job.software.name}"
+
+
+def _named(names: Sequence[str]) -> str:
+    """Names as a sentence lists them: `a`, `a and b`, `a, b and c`."""
+    return " and ".join([part for part in (", ".join(names[:-1]), *names[-1:]) if part])
 
 
 def _equal(found: Planned) -> Iterator[str]:

@@ -59,6 +59,8 @@ ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Kernels are loaded at the start, not when they are first called: loading one may wait for a receive that waits for another stage. For most
 # layouts `Replica.try_chunks` loads them in time; fully sharded weights cannot be tried backward without their replicas.
 LOADED_KERNELS = ("CUDA_MODULE_LOADING", "EAGER")
+# Messages between stages have a communicator for each direction, so torch's warning that they wait for one another does not apply.
+OWN_LANES = ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
@@ -74,6 +76,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
         os.environ.setdefault(*LOADED_KERNELS)
     _claim(device, place, job.plan.layout.num_ranks if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
+    os.environ.setdefault(*OWN_LANES)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=place.store,

@@ -13,7 +13,8 @@ from logged import LLAMA_8B, LORA_70B, SMALL
 
 from meshwright.audit.runs import read_run
 from meshwright.errors import InputError
-from meshwright.record.mllog import read_log, step_times
+from meshwright.record.log_steps import step_times
+from meshwright.record.mllog import read_log
 from meshwright.train.benchmark.settings import OWN, LogSettings
 from meshwright.train.record.mlperf import MlperfLog, check_log
 

@@ -14,7 +14,8 @@ from meshwright.audit.submissions import Submission, find, noise, submissions, u
 from meshwright.audit.verdict import CONSISTENT, MISLEADING, UNKNOWN, UNSUPPORTED, Statement
 from meshwright.audit.work import alike
 from meshwright.errors import InputError
-from meshwright.record.mllog import read_log, step_times
+from meshwright.record.log_steps import step_times
+from meshwright.record.mllog import read_log
 from meshwright.units import MINUTE
 
 # The table has the time itself, of the middle runs or the median one: a published score may differ by a few per cent. Where a submission
