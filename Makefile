@@ -22,7 +22,7 @@ run: $(VENV)/installed  ## plan for this machine, train a small Llama to its tar
 	@echo "the report of this run: runs/$(NAME)/report.html"
 
 tune: $(VENV)/installed  ## tune the model of `make run` on a small instruction set, and show its answers before and after
-	$(BIN)/meshwright tune --out runs/tuned-$(NAME) --epochs 6
+	$(BIN)/meshwright tune --out runs/tuned-$(NAME)
 
 test: check  ## format, lint, types and tests: what CI runs
 	$(BIN)/pytest -n $(WORKERS)
