@@ -124,7 +124,7 @@ def measure_server(name: str, place: Remote, num_bytes: int) -> None:
     begun_s = time.perf_counter()
     saved = save_by_ranks(place, pieces)
     took_s = time.perf_counter() - begun_s
-    print(f"  {name}: saved {saved.num_bytes / 1e9:.1f} GB in {took_s:.1f} s, {num_bytes / took_s / 1e6:.0f} MB/s", flush=True)
+    print(f"  {name}: saved {num_bytes / 1e9:.1f} GB in {took_s:.1f} s, {num_bytes / took_s / 1e6:.0f} MB/s", flush=True)
     into = [Piece(name=piece.name, shape=shape, start=(0,), tensor=torch.zeros(shape)) for piece in pieces]
     begun_s = time.perf_counter()
     load(saved.path, into, names={piece.name for piece in pieces})
