@@ -62,6 +62,7 @@ class Place:
     asked: Connection | None = None  # from that process: a message says that a rank has failed
     secret: bytes = field(default=b"", repr=False)  # shared by the ranks of this job, if they were given one
     name: str = ""  # of this start of the ranks
+    port: int = 0  # at which ranks of several hosts meet; 0: they met in another way
 
     @property
     def control(self) -> SealedStore:

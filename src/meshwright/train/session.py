@@ -28,6 +28,7 @@ from meshwright.train.checkpoint import CheckpointError, Manifest, Piece
 from meshwright.train.checks import check_job
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.limit import Limit
+from meshwright.train.health.port import port_watched
 from meshwright.train.health.recorder import Recorder, keep_calls
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import START_SILENCE_S, Diagnosis, Watch, places
@@ -40,7 +41,7 @@ from meshwright.train.material import Material
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
-from meshwright.train.record.ending import flight_line, gone_ranks, loss_in_words, notices_first, opened, record_end
+from meshwright.train.record.ending import flight_line, gone_ranks, last_step, loss_in_words, notices_first, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
@@ -119,12 +120,26 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
             layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
         )
         recorder.groups = mesh.made
-        with _locked(job, place) as mirror:
+        port = place.port if place.rank == 0 else 0
+        watched = port_watched(port, place.num_ranks, _noting(job), is_sealed=bool(place.secret))
+        with _locked(job, place) as mirror, watched:
             status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup, mirror)
     finally:
         watch.stop()
     dist.destroy_process_group()
     return status
+
+
+def _noting(job: TrainingJob) -> Callable[[str], None]:
+    """Says and records that strangers are at the port of the ranks."""
+
+    def note(message: str) -> None:
+        print(f"meshwright: {message}", file=sys.stderr, flush=True)
+        with suppress(MeshwrightError, OSError):  # a run that has not begun has no events yet
+            detail = {"message": message}
+            append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="flood", step=last_step(job.folder), detail=detail))
+
+    return note
 
 
 def _claim(device: torch.device, place: Place, num_sharing: int, *, shares_gpu: bool = False) -> None:
