@@ -113,11 +113,10 @@ class Block(nn.Module):
             return made
         return half(x)
 
-    def activated(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The second half up to its last product: the residual, and what that product multiplies."""
+    def activated(self, x: Tensor) -> Tensor:
+        """The second half up to its last product: what that product multiplies."""
         assert isinstance(self.mlp, MLP), "experts have several last products"
-        past, normed = self.mlp_norm(x)
-        return past, value_of(self.mlp.active(self.mlp.into(normed)))
+        return value_of(self.mlp.active(self.mlp.into(self.mlp_norm(x)[1])))
 
     def before_attention(self, x: Tensor, rotation: Rotation | None) -> Heads:
         """Queries, keys and values of this layer."""
