@@ -16,6 +16,7 @@ OF_A_WHOLE = {
     "benchmarks/test_faults.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_h200.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_rehearse.py": "a script of benchmarks/, which is no part of the package",
+    "benchmarks/test_tune.py": "a script of benchmarks/, which is no part of the package",
     "cli/test_damaged_files.py": "every command that reads a file, each with damaged files",
     "cli/test_json.py": "the JSON of every command, against the published schema",
     "cli/test_one_answer.py": "plan and predict, which give one answer to one question",

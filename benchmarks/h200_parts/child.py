@@ -93,15 +93,16 @@ def run(
     keep: Callable[[dict[str, Any]], None] = lambda row: None,
     label: str = "",
     running: list[subprocess.Popen[str]] | None = None,
+    package: str = "h200_parts",
 ) -> dict[str, Any] | None:
-    """What `h200_parts.MODULE` measured in a process of its own, rows kept as they come; None where it failed or no time is left."""
+    """What `PACKAGE.MODULE` measured in a process of its own, rows kept as they come; None where it failed or no time is left."""
     if clock.left_s < least_s:
         clock.num_failed += 1
         say(f"  not run: {clock.left_s:.0f} s of this call are left, {module} needs {least_s:.0f}")
         return None
     started_s = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", f"h200_parts.{module}", *options],
+        [sys.executable, "-m", f"{package}.{module}", *options],
         env=_environment(site),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -75,6 +75,7 @@ CASES = (
     Case("simulation-of-steps", "simulate {dir}/plan.json --steps 3 --no-noise"),
     Case("simulation-of-days", "simulate {dir}/plan.json --days 2 --seeds 2 --sizes --finish-by 9d --budget 100000USD --price 2USD/h"),
     Case("simulation-of-days", "simulate {dir}/plan.json --days 1 --failures none"),
+    Case("simulation-of-faults", "simulate {dir}/plan.json --faults {dir}/faults.toml"),
     Case("report", "report {dir}/runs/trained"),
     Case("report", "report {dir}/runs/simulated"),
     Case("report", "report {dir}/runs/simulated {dir}/runs/again {dir}/runs/larger {dir}/runs/trained"),
@@ -112,6 +113,12 @@ CASES = (
     Case("claims", f"audit claim {CLAIMS / 'weak-scaling-efficiency.toml'} {CLAIMS / 'gpt3-cost.toml'}"),
     Case("claim-examples", "audit claim --examples"),
 )
+FAULTS = """
+num_steps = 9
+checkpoint_steps = 3
+recovery = { step_s = 1.0, notice_s = { kill = 0.5 }, regroup_s = 1.0, return_s = 3.0, join_s = 0.2, restart_s = 10.0 }
+faults = [{ time_s = 4.5, what = "kill", num_replicas = 1 }]
+"""
 TRAINED = Case("training", "train {dir}/small.json --name trained --steps 3 --budget 5USD --price 1USD/h")
 
 
@@ -137,6 +144,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert trained.wait() == 0, trained.err
     (found / "trained.json").write_text(trained.out)
     write_description(Lab(), found / "lab.toml")
+    (found / "faults.toml").write_text(FAULTS)
     made = f"--runs {found}/runs --steps 12"
     for line in (
         f"plan {JOB} {FIXED} --keep 1 --no-explain --out {found}/plan.json",

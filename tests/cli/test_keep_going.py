@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.cli.keep_going import MOST_ALIKE, MOST_STARTS, Faults, _starts_again, replicas_may_go
+from meshwright.cli.keep_going import MOST_STARTS, Faults, _starts_again, replicas_may_go
 from meshwright.describe.load import load_model
 from meshwright.layout import Layout
-from meshwright.train.incidents import Incident
+from meshwright.train.incidents import LOSSES, Incident
 from meshwright.train.job import TrainingJob
 from meshwright.train.launch import Failure
 
@@ -25,7 +25,7 @@ def faults(folder: Path) -> Faults:
 
 def test_the_same_loss_at_the_same_step_is_borne_a_few_times(tmp_path: Path) -> None:
     book, failure = faults(tmp_path), Failure(reason="signal", rank=1, message="rank 1 was killed", noticed_s=1.0)
-    verdicts = [book.judged(failure) for _ in range(MOST_ALIKE + 1)]
+    verdicts = [book.judged(failure) for _ in range(LOSSES.most_alike + 1)]
     assert all(isinstance(verdict, Incident) for verdict in verdicts[:-1])
     assert isinstance(verdicts[-1], str)
     first = verdicts[0]

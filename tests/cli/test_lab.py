@@ -58,7 +58,7 @@ def test_what_is_wrong_is_said_in_one_message(run, words, what, monkeypatch):
 
 def test_a_lab_from_up_to_down(run, lab_name):
     code, out, _ = run("up", "--racks", "1", "--hosts", "2", "--ranks", "1", "--name", lab_name)
-    assert code == 0 and out.startswith(f"lab {lab_name}: 1 racks x 2 hosts x 1 ranks, rail 2gbit, uplink 100mbit")
+    assert code == 0 and out.startswith(f"lab {lab_name}: 1 rack x 2 hosts x 1 rank, rail 2gbit, uplink 100mbit")
     code, out, err = run("up", "--name", lab_name)
     assert code == 2 and f"a lab named '{lab_name}'" in err
     assert run("run", "--name", lab_name, "--", "sh", "-c", "test $WORLD_SIZE = 2")[0] == 0

@@ -26,9 +26,9 @@ def served(monkeypatch):
 
     calls = []
 
-    def note(runs, listener, door, encryption=None):
+    def note(shelf, listener, door, encryption=None):
         listener.close()
-        calls.append((runs, door, encryption))
+        calls.append((shelf.runs, door, encryption))
 
     monkeypatch.setattr(server, "serve", note)
     return calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,17 @@ from meshwright.cli.main import main
 from meshwright.record.run import read_run
 
 QUICK = ("--profile", "none", "--steps", "4", "--batch", "4", "--learning-rate", "0.01")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products of this process in one thread: ranks are forked from it, and would wait for its threads, which are not forked."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def test_a_workload_goes_through_the_data_as_often_as_asked(tmp_path: Path) -> N
     data = prepare(write_data(tmp_path), marker_of(given, "assistant"), choices_of(tuning, wishes_of(), given, None))
     workload = workload_of(tuning, given.model, data, None)
     assert len(data.train) == 22 and workload.global_batch == 16 and workload.training is not None
-    assert workload.training.most_samples == 48 and workload.training.learning_rate == 2e-4
+    assert workload.training.most_samples == 48 and workload.training.learning_rate == 5e-3
+    rates = [workload_of(tuning, replace(given.model, hidden=width), data, None).training for width in (4096, 8192)]
+    assert [training.learning_rate for training in rates if training] == [2e-4, 1e-4]
     assert workload.evaluation is not None and workload.evaluation.num_samples == 2
     assert workload_of(Tuning(full=True), given.model, data, None).training.learning_rate == 2e-5
     plan = plan_for(wishes_of(layout="tp=2,mbs=4"), given.model, workload, None)
@@ -63,7 +66,6 @@ def test_an_adapter_that_is_started_from_decides(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    from dataclasses import replace
 
     folder = write_model(tmp_path / "model")
     with pytest.raises(InputError, match="the tokenizer has 618 tokens and the model 100"):

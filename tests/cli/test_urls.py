@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.urls import check_on_disk, checkpoints_of, corpus_here, local_runs, run_here
+from meshwright.cli.urls import by_url, check_on_disk, checkpoints_of, corpus_here, kept_runs, local_runs, run_here
 from meshwright.errors import InputError
 from meshwright.storage import Remote
 
@@ -22,6 +22,13 @@ def test_each_url_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     one, two = (local_runs(Remote.at(url)) for url in ("s3://bucket/runs", "s3://bucket/other"))
     assert one != two and one.is_relative_to(tmp_path / "meshwright" / "runs")
     assert local_runs(Remote.at("s3://bucket//runs/")) == one
+
+
+def test_a_message_about_a_copy_names_the_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder, unknown = kept_runs(Remote.at("s3://bucket/runs")), local_runs(Remote.at("s3://bucket/other"))
+    assert by_url(f"where: {folder}/first/run.json") == "where: s3://bucket/runs/first/run.json"
+    assert by_url(f"where: {unknown}/first") == f"where: {unknown}/first"
 
 
 def test_the_checkpoints_of_a_url_are_there() -> None:

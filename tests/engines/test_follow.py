@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.engines import follow as following
 from meshwright.engines.engine import CANCELLED, DONE, FAILED, RUNNING, WAITING, State
 from meshwright.engines.follow import MOST_LOST, follow
 from meshwright.errors import InputError
@@ -119,3 +120,30 @@ def test_a_damaged_line_is_skipped(request_of):
         Script(State(phase=RUNNING), State(phase=DONE), files=[{"steps.jsonl": b"{}\nnull\n" + step(1)}]), request_of()
     )
     assert lines == ["running", "step 1, loss 4.0000, 2 s a step, 500 ms of it exposed communication"] and ending.phase == DONE
+
+
+def test_a_run_at_a_url_is_read_there(request_of, s3):
+    place = s3.place()
+    run = place / "first"
+    (run / "run.json").write(json.dumps({"last_step": 9}).encode())
+    (run / "steps.jsonl").write(step(1) + step(2))
+    ending, lines = followed(Script(State(phase=RUNNING), State(phase=DONE)), request_of(runs=place))
+    assert lines == ["running", "step 2 of 9, loss 3.0000, 2 s a step, 500 ms of it exposed communication"]
+    assert ending.message.startswith("the job is done: step 2 of 9")
+
+
+def test_a_dead_server_is_told_once_and_the_job_is_followed_on(request_of, s3, proxy, monkeypatch):
+    monkeypatch.setattr(following, "URL_PATIENCE_S", 0.2)
+    place = s3.place()
+    proxy.faults.is_dead = True
+    ending, lines = followed(Script(State(phase=RUNNING), State(phase=RUNNING), State(phase=DONE)), request_of(runs=place))
+    assert len(lines) == 2 and lines[1].startswith("the records of the run cannot be read: cannot find steps.jsonl")
+    assert ending.message == "the job is done: no step yet"
+
+
+def test_a_job_that_is_queued_again_is_not_said_to_be_on_its_old_nodes(request_of):
+    old, new = {"placing.txt": b"2 nodes in 1 rack (rack0): a[0-1]\n"}, {"placing.txt": b"2 nodes in 1 rack (rack1): b[0-1]\n"}
+    running = State(phase=RUNNING)
+    engine = Script(running, State(phase=WAITING), running, running, State(phase=DONE), files=[old, None, None, new, None])
+    _, lines = followed(engine, request_of())
+    assert lines == ["running", "2 nodes in 1 rack (rack0): a[0-1]", "waiting", "running", "2 nodes in 1 rack (rack1): b[0-1]"]

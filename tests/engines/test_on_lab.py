@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.lab import system
-from meshwright.lab.nodes import SLURM_TOOLS, SSH_TOOLS
+from meshwright.lab.nodes import ACCOUNTING_TOOLS, SLURM_TOOLS, SSH_TOOLS
 
 spec = importlib.util.spec_from_file_location("on_lab", Path(__file__).parents[1] / "lab" / "on_lab.py")
 assert spec and spec.loader
@@ -111,11 +111,14 @@ def test_a_job_that_is_cancelled_from_outside_is_said_to_be(lab, tmp_path):
     assert done.returncode == 1 and "the job was cancelled from outside" in done.stderr
 
 
+DEATH = ["--steps", "40", "--checkpoint-every", "5"]
+
+
 @pytest.mark.long
 def test_a_job_whose_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
     plan = planned(lab, tmp_path, "dp=2,mbs=1", "--gpus", "2")
     steps = tmp_path / "runs" / "death" / "steps.jsonl"
-    submitted = lab.launch(plan, "--on", "slurm", "--name", "death", options=["--steps", "400", "--checkpoint-every", "5"])
+    submitted = lab.launch(plan, "--on", "slurm", "--name", "death", options=DEATH)
     assert submitted.returncode == 0, submitted.stderr
     until_s = time.monotonic() + 120
     while (not steps.exists() or len(steps.read_text().splitlines()) < 12) and time.monotonic() < until_s:
@@ -123,13 +126,14 @@ def test_a_job_whose_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
     nodes = lab.on_login("squeue", "--noheader", "--format=%N").stdout.strip()
     rack = nodes[:2]
     assert lab.call("lab", "host", f"{rack}h1", "--down", "--name", lab.name).returncode == 0
-    done = lab.launch(plan, "--on", "slurm", "--name", "death", "--follow", options=["--steps", "400", "--checkpoint-every", "5"])
+    done = lab.launch(plan, "--on", "slurm", "--name", "death", "--follow", options=DEATH)
     lab.call("lab", "host", f"{rack}h1", "--up", "--name", lab.name)
     assert done.returncode == 0, done.stderr + done.stdout
     other = {"r0": "r1", "r1": "r0"}[rack]
     assert f"running on 2 nodes: {other}h[0-1]" in done.stdout
     numbers = [json.loads(line)["step"] for line in steps.read_text().splitlines()]
-    assert max(numbers) == 400 and set(range(1, 401)) <= set(numbers)
+    assert max(numbers) == 40 and set(range(1, 41)) <= set(numbers)
+    assert f"2 nodes in 1 rack (rack{other[1]})" in done.stdout
 
 
 @pytest.mark.long
@@ -141,6 +145,22 @@ def test_a_job_is_planned_again_for_racks_of_another_shape(needs_root, lab, tmp_
     assert done.returncode == 0, done.stderr + done.stdout
     assert "planned again, because 4 nodes were allocated in racks of 3, 1" in done.stdout
     assert "the job is done: step 2 of 2" in done.stdout
+
+
+@pytest.mark.long
+def test_accounts_know_a_job_and_refuse_an_account_that_does_not_exist(needs_root, tmp_path):
+    on_lab.needs({**SLURM_TOOLS, **ACCOUNTING_TOOLS})
+    with on_lab.made("a", "--ranks", "1", "--slurm", "--accounting", "--uplink", "1gbit") as lab:
+        plan = planned(lab, tmp_path, "dp=2,mbs=1", "--gpus", "2")
+        done = lab.launch(plan, "--on", "slurm", "--name", "counted", "--follow", options=["--steps", "2"])
+        assert done.returncode == 0, done.stderr + done.stdout
+        kept = lab.on_login("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobName,State,NNodes").stdout
+        assert "counted|COMPLETED|2" in kept.splitlines()
+        site = tmp_path / "site.toml"
+        site.write_text(lab.folder.site.read_text().replace("[slurm]", '[slurm]\naccount = "nobody"'))
+        words = ("meshwright", "launch", str(plan), "--on", "slurm", "--site", str(site), "--name", "refused")
+        refused = lab.on_login(*words, cwd=tmp_path)
+    assert refused.returncode == 2 and "Slurm refused the job: this user may not use the account" in refused.stderr
 
 
 def test_nothing_of_a_lab_with_slurm_is_left(needs_root):

@@ -46,6 +46,14 @@ def test_a_job_that_could_never_run_is_not_submitted(slurm, request_of, site, mo
     assert not any(call.startswith("sbatch") for call in slurm.calls)
 
 
+def test_a_partition_that_slurm_hides_from_this_user_is_said_to_be_closed_to_it(programs, request_of):
+    programs.add("sinfo", '[ "$1" = --all ] && echo low || true')
+    for site, what in ((on(), "this user may not use Slurm's partition 'low'"), (Site(), "Slurm has no partition that this user may use")):
+        with pytest.raises(InputError) as caught:
+            Slurm().check(request_of("replicas", site))
+        assert caught.value.what == what and "ask the operators" in caught.value.fix
+
+
 def test_a_slurm_that_is_not_there_or_does_not_answer(programs, request_of, monkeypatch):
     with monkeypatch.context() as nowhere, pytest.raises(InputError, match="there is no Slurm here"):
         nowhere.setenv("PATH", str(programs.folder / "bin"))  # the machine may have a Slurm of its own
@@ -65,7 +73,7 @@ def test_a_slurm_that_is_not_there_or_does_not_answer(programs, request_of, monk
         ),
         (
             "sbatch: error: Invalid account or account/partition combination",
-            "Slurm refused the job: the account may not use this partition",
+            "Slurm refused the job: this user may not use the account, or the account not the partition",
         ),
         (
             "sbatch: error: Requested node configuration is not available",

@@ -37,7 +37,7 @@ class OnLab:
     def description(self) -> Path:
         return state.description_path(self.name)
 
-    def call(self, *words: str, timeout_s: float = 240.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str, timeout_s: float = 420.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """A command of meshwright."""
         return subprocess.run(
             [sys.executable, "-m", "meshwright", *words], capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False

@@ -27,7 +27,7 @@ def test_the_headline_says_what_mapping_is_worth_and_whether_the_order_was_right
 def test_what_crosses_hides_and_shows_is_said_in_the_words_of_the_record():
     text = explanation(FAST)
     assert text.startswith("pp across: the pipeline sends ") and "across the racks" in text
-    assert text.endswith("In the run, beside compute of 1.5 s, shows bubble with 500 ms and exposed tp with 0 s.")
+    assert text.endswith("In the run, compute takes 1.5 s of a step; next are bubble with 500 ms and exposed tp with 0 s.")
 
 
 def test_groups_that_cross_in_part_are_counted():

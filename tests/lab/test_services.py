@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from meshwright.engines.seating import racks_of_slurm
 from meshwright.engines.site import read_site
+from meshwright.errors import InputError
 from meshwright.lab.description import Lab
 from meshwright.lab.services import (
     Folder,
@@ -15,6 +19,7 @@ from meshwright.lab.services import (
     known_hosts,
     site_text,
     slurm_conf,
+    slurmdbd_conf,
     ssh_config,
     sshd_config,
     topology_conf,
@@ -37,6 +42,17 @@ def test_slurm_reads_and_writes_nothing_outside_the_labs_folder():
     assert paths and all(path.startswith(f"{AT.path}/") for path in paths)
     own = [line.split()[1] for line in sshd_config(AT).splitlines() if "/" in line]
     assert own and all(path.startswith(f"{AT.path}/") for path in own)
+
+
+def test_accounts_are_kept_only_where_they_are_asked_for():
+    lab = replace(LAB, has_accounting=True)
+    assert "Accounting" not in slurm_conf(LAB, AT)
+    assert "AccountingStorageHost=10.80.255.254" in slurm_conf(lab, AT).splitlines()
+    paths = [line.partition("=")[2] for line in slurmdbd_conf(lab, AT).splitlines() if "=/" in line]
+    assert paths and all(path.startswith(f"{AT.path}/") for path in paths)
+    assert lab.words.endswith("with Slurm and its accounts, with ssh")
+    with pytest.raises(InputError, match="accounts are those of a Slurm"):
+        Lab(has_accounting=True)
 
 
 def test_racks_are_the_switches_that_a_job_is_placed_by():

@@ -34,6 +34,7 @@ def test_a_run_worked_by_hand(lived: Path) -> None:
         "exposed": 3 * 1.5,
         "bubble": 3 * 1.5,
         "stalled": 0,
+        "recovering": 0,
         "checkpoint": 4,
         "idle": 2 + 1 + 3 * 1,
     }  # no part has 0.5 s of a step

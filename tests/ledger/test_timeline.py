@@ -87,7 +87,7 @@ def test_what_broke_is_stalled(tmp_path: Path, kind: str, detail: dict[str, str]
     assert ledger_of(tmp_path / "a").gpu_seconds["stalled"] == pytest.approx(4 * 35)
 
 
-def test_from_a_fault_to_the_restart_is_stalled(tmp_path: Path) -> None:
+def test_from_a_fault_to_the_restart_the_run_recovers(tmp_path: Path) -> None:
     with new(tmp_path) as writer:
         start(writer, 0.0)
         writer.step(step(1))
@@ -95,7 +95,47 @@ def test_from_a_fault_to_the_restart_is_stalled(tmp_path: Path) -> None:
         writer.event("restart", 1, 20.0)
         writer.step(step(2))
     ledger = ledger_of(tmp_path / "a")
-    assert (ledger.gpu_seconds["stalled"], ledger.wall_s) == (4 * 8.0, 30.0)
+    assert (ledger.gpu_seconds["recovering"], ledger.wall_s) == (4 * 8.0, 30.0)
+
+
+def test_a_replica_that_is_lost_and_comes_back_is_booked_second_by_second(tmp_path: Path) -> None:
+    with new(tmp_path) as writer:  # 4 ranks: two replicas of two
+        start(writer, 0.0)
+        writer.event("membership", 0, 0.0, generation=0, dp=2, num_ranks=4, reason="start", from_step=1)
+        for number in (1, 2, 3):
+            writer.step(step(number, 1.0))
+    with RunWriter.resume(tmp_path / "a", 2) as writer:  # step 3 was on record, and is taken again from a copy of step 2
+        writer.event("membership", 2, 5.0, generation=1, dp=1, num_ranks=2, reason="lost", from_step=3)
+        writer.step(step(3, 1.0))
+        writer.event("incident", 3, 6.5, action="went on with 1 of 2 replicas", noticed_after_s=1.5, down_s=1.0, message="killed")
+        writer.step(step(4, 1.0))
+    with RunWriter.resume(tmp_path / "a", 4) as writer:
+        writer.event("membership", 4, 8.0, generation=2, dp=2, num_ranks=4, reason="joined", from_step=5)
+        writer.step(step(5, 1.0))
+    ledger = ledger_of(tmp_path / "a")
+    found = sorted({(e.start_s, e.end_s, e.what, e.first_step, e.is_lost) for e in ledger.entries})
+    assert found == [
+        (0.0, 2.0, "steps", 1, False), (2.0, 3.0, "steps", 3, True), (3.0, 5.5, "recovery", None, False),
+        (3.0, 7.5, "lost replicas", None, False), (5.5, 7.5, "steps", 3, False), (7.5, 8.0, "change of replicas", None, False),
+        (8.0, 9.0, "steps", 5, False),
+    ]  # fmt: skip
+    assert ledger.gpu_seconds["recovering"] == pytest.approx(2 * 2.5 + 2 * 4.5 + 4 * 0.5)
+    assert (ledger.num_gpus, ledger.wall_s, ledger.lost_gpu_seconds) == pytest.approx((4, 9.0, 4.0))
+    assert sum(ledger.gpu_seconds.values()) == pytest.approx(4 * 9.0), "every second of every accelerator is in one state"
+
+
+def test_the_ranks_of_a_run_that_starts_them_again_are_paid_for_meanwhile(tmp_path: Path) -> None:
+    with new(tmp_path) as writer:
+        start(writer, 0.0)
+        for number in (1, 2):
+            writer.step(step(number, 1.0))
+    with RunWriter.resume(tmp_path / "a", 1) as writer:
+        writer.event("resumed", 1, 7.0, starting_s=1.0, price=DOLLAR_A_SECOND.to_json())
+        writer.step(step(2, 1.0))
+        writer.event("incident", 2, 9.0, action="restarted from step 1", noticed_after_s=3.0, down_s=3.0, message="rank 0 was killed")
+    ledger = ledger_of(tmp_path / "a")
+    assert ledger.gpu_seconds["recovering"] == pytest.approx(4 * 6.0)
+    assert (ledger.wall_s, ledger.lost_gpu_seconds) == pytest.approx((9.0, 4.0))
 
 
 def test_steps_without_parts_are_compute_and_parts_beyond_a_step_are_shortened(tmp_path: Path) -> None:
@@ -121,7 +161,7 @@ def test_weeks_are_paid_from_start_to_end_with_their_spares(tmp_path: Path) -> N
     assert ledger.num_gpus == 256 + per_node and ledger.wall_s == pytest.approx(54 * DAY)
     assert sum(ledger.gpu_seconds.values()) == pytest.approx(ledger.num_gpus * 54 * DAY)
     assert happened.waiting_s[0] > 0 and happened.lost_s[0] > 0
-    assert ledger.gpu_seconds["stalled"] == pytest.approx(256 * (happened.down_s[0] + happened.waiting_s[0]), rel=1e-6)
+    assert ledger.gpu_seconds["recovering"] == pytest.approx(256 * (happened.down_s[0] + happened.waiting_s[0]), rel=1e-6)
     assert ledger.gpu_seconds["checkpoint"] == pytest.approx(256 * happened.checkpoint_s[0], rel=1e-6)
     assert ledger.lost_gpu_seconds == pytest.approx(256 * happened.lost_s[0], rel=1e-4)
     assert float(ledger.usd) == pytest.approx(float(np.asarray(seen.paid_usd(happened.wall_s))[0]), abs=0.02)

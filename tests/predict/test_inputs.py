@@ -134,3 +134,28 @@ def test_one_job_stacked_is_itself():
     again = stacked([asked, asked])
     for f in fields(Inputs):
         np.testing.assert_array_equal(np.asarray(getattr(again, f.name))[..., 0], np.ravel(getattr(asked, f.name)).squeeze())
+
+
+@pytest.mark.parametrize(
+    ("precision", "moved"),
+    [
+        ("bf16", 2 * 4 + 2 * 12 + 2),  # the gradient twice, weights and moments in fp32 there and back, the weight that is multiplied
+        ("bf16-pure", 2 * 2 + 2 * 4 + 2 * 2),  # no weights beside those that are multiplied
+        ("fp32", 2 * 4 + 2 * 8 + 2 * 4),
+        ("fp8-current", 2 * 4 + 2 * 12 + 2),
+    ],
+)
+def test_an_update_of_our_trainer_moves_what_its_numbers_take(precision, moved):
+    workload = replace(PRETRAIN, precision=precision)
+    assert inputs_of(Job("llama-3.1-8b", H100, workload, software="meshwright")).update_bytes == moved
+    assert np.isnan(inputs_of(Job("llama-3.1-8b", H100, workload, software="megatron")).update_bytes)
+
+
+def test_states_in_bf16_make_an_update_shorter_for_our_trainer_alone():
+    def optimizer_s(precision: str, software: str) -> float:
+        job = Job("llama-3.1-8b", H100, replace(PRETRAIN, precision=precision), gpus=8, software=software)
+        found = price(inputs_of(job), Layouts.of([parse_layout("dp=8,mbs=1,zero=1")]), job.software.constants)
+        return float(found.seconds["optimizer"][0])
+
+    assert optimizer_s("bf16-pure", "meshwright") == pytest.approx(optimizer_s("bf16", "meshwright") * 16 / 34)
+    assert optimizer_s("bf16-pure", "megatron") == optimizer_s("bf16", "megatron")

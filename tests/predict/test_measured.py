@@ -11,11 +11,12 @@ import pytest
 from meshwright.cost.measured import Correction, ends_time, layer_time
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.profile import WAYS, Profile, load_profile
+from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.measured import format_of, measured
-from meshwright.predict.prediction import on_one_device, predict
+from meshwright.predict.measured import Frozen, format_of, measured
+from meshwright.predict.prediction import on_one_device, parts, predict
 from meshwright.predict.software import on_profile, software
 from meshwright.predict.step import PARTS
 
@@ -279,9 +280,9 @@ def test_products_without_one_of_their_gradients_price_nothing(way, card):
     assert "meshwright measure --model llama-3.1-8b --precision bf16-pure" in caught.value.fix
 
 
-def test_adapters_and_a_profile_without_attention_are_refused(card):
-    with pytest.raises(InputError, match="trained whole"):
-        measured(load_model("llama-2-70b"), load_workload("mlperf-llama2-70b-lora"), card)
+def test_experts_and_a_profile_without_attention_are_refused(card):
+    with pytest.raises(InputError, match="prices dense models, and mixtral-8x7b is not one"):
+        measured(load_model("mixtral-8x7b"), load_workload("mlperf-llama2-70b-lora"), card)
     with pytest.raises(InputError, match="no products in bf16"):
         says(replace(card, attentions=()))
 
@@ -289,3 +290,30 @@ def test_adapters_and_a_profile_without_attention_are_refused(card):
 @pytest.mark.parametrize(("precision", "name"), [("fp32", "fp32"), ("bf16-pure", "bf16"), ("fp8-current", "fp8")])
 def test_formats_have_the_names_of_profiles(precision, name):
     assert format_of(precision) == name
+
+
+def test_a_frozen_base_moves_what_its_adapters_and_its_weights_of_few_bits_need():
+    model, pairs = load_model("llama-3.1-8b"), Adapters(rank=16, targets=("q", "k", "v", "o", "gate", "up", "down"))
+    found = Frozen.of(model, pairs, 2.0)
+    qkv, into = 4096 + 2 * 1024, 2 * 14336
+    reads, writes = (4096, 4096, 4096, 14336), (qkv, 4096, into, 4096)
+    assert found.token_bytes == (2.0 * (sum(reads) + 2 * sum(writes)), 2.0 * (3 * sum(reads) + 2 * sum(writes)))
+    assert found.made_bytes == 0.0
+    elements = sum(read * written for read, written in zip(reads, writes, strict=True))
+    assert Frozen.of(model, replace(pairs, base="fp8"), 2.0).made_bytes == 3.0 * elements
+    assert Frozen.of(model, replace(pairs, base="nf4"), 2.0).made_bytes == pytest.approx((4.125 / 8 + 2.0) * elements)
+    assert Frozen.of(model, replace(pairs, targets=("q",)), 2.0).token_bytes[0] == 2.0 * (4096 + 2 * qkv)
+
+
+def test_adapters_cost_less_than_all_weights_and_recomputing_more_than_none(card):
+    model, cluster = load_model("llama-3.1-8b"), load_cluster("azure-gb200-128").resized(1)
+    whole = Workload(name="w", model="", seq_len=2048, global_batch=4, precision="bf16")
+    pairs = Adapters(rank=16, targets=("q", "k", "v", "o", "gate", "up", "down"))
+
+    def step_s(adapters: Adapters | None, recompute: str = "none") -> float:
+        job = Job(model, cluster, replace(whole, adapters=adapters), on_profile(software(), card))
+        return float(parts(job, Layouts.of([Layout(micro_batch=4, zero_stage=0, recompute=recompute)])).step_s[0])
+
+    assert step_s(pairs) < 0.8 * step_s(None)
+    assert step_s(pairs) < step_s(replace(pairs, base="nf4")) < step_s(replace(pairs, base="fp8"))
+    assert step_s(pairs) < step_s(pairs, "mlp") < step_s(pairs, "full") < step_s(None, "full")

@@ -194,7 +194,7 @@ def test_ordinary_software_is_compared_with_its_own_class() -> None:
     found = asked("fsdp", model=model, cluster=cluster, workload=replace(WORKLOAD, precision="bf16", seq_len=2048, global_batch=64))
     assert found.distance == "measured" and "fsdp" in found.kin and 0.8 < found.low < 1.0 < found.high < 1.4
     ours = asked("meshwright", model=model, cluster=cluster, workload=replace(WORKLOAD, precision="bf16", seq_len=2048, global_batch=64))
-    assert ours.distance == "near" and ours.high / ours.low > 2 * found.high / found.low  # runs of one GPU alone say little about eight
+    assert ours.distance == "near" and ours.high / ours.low > 1.5 * found.high / found.low  # runs of one GPU alone say little about eight
 
 
 CLASSES = ("megatron", "torchtitan", "fsdp")

@@ -145,7 +145,7 @@ def test_a_mirror_copies_renews_and_reports_a_dead_server(proxy: FaultProxy, s3:
 
 
 def test_what_was_not_stored_is_named_at_the_end(proxy: FaultProxy, s3: ObjectServer, writer: RunWriter) -> None:
-    place = s3.place() / "a"
+    place = s3.place(patience_s=0.3) / "a"
     told: list[str] = []
     mirror = Mirror(writer.folder, place, Lease.take(place), lambda kind, message: told.append(message))
     until(lambda: has_records(place))

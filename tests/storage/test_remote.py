@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,46 @@ def test_a_dead_server_is_an_error_after_the_patience(proxy: FaultProxy, s3: Obj
     proxy.faults.is_dead = False
     (place / "a").write(b"abc")
     assert (place / "a").read() == b"abc"
+
+
+def parts(number: int = 12) -> list[bytes]:
+    return [bytes([block]) * (1 << 20) for block in range(number)]
+
+
+@pytest.mark.parametrize("faults", [[429, 503, 429], ["reset", "reset"], ["pass", 429, "reset", "truncate", 500]], ids=str)
+def test_a_large_upload_survives_faults_in_any_part(
+    proxy: FaultProxy, s3: ObjectServer, monkeypatch: pytest.MonkeyPatch, faults: list[int | str]
+) -> None:
+    monkeypatch.setattr(remote, "PART_BYTES", 5 << 20)
+    place = s3.place() / "large"
+    proxy.faults.answers, proxy.faults.only = list(faults), "PUT"
+    place.upload(parts(), 12 << 20)
+    assert not proxy.faults.answers, "all faults were met"
+    assert place.read() == b"".join(parts())
+
+
+def test_the_begin_and_the_end_of_a_large_upload_survive_faults(
+    proxy: FaultProxy, s3: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PART_BYTES", 5 << 20)
+    place = s3.place() / "large"
+    proxy.faults.answers, proxy.faults.only = [429, 500, "pass", 503, 429], "POST"
+    place.upload(parts(), 12 << 20)
+    assert not proxy.faults.answers and place.read() == b"".join(parts())
+
+
+def test_a_server_that_dies_in_a_large_upload_leaves_no_object(
+    proxy: FaultProxy, s3: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PART_BYTES", 5 << 20)
+    place = s3.place(patience_s=0.5) / "large"
+
+    def dying() -> Iterator[bytes]:
+        for number, part in enumerate(parts()):
+            proxy.faults.is_dead = number > 7
+            yield part
+
+    with pytest.raises(StorageError, match="did not answer"):
+        place.upload(dying(), 12 << 20)
+    proxy.faults.is_dead = False
+    assert not place.exists()

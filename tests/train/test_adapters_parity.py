@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from layout_cases import factorisations
 from parity import MODELS, SHARED, WORKLOAD, Steps, differences, joined, run_steps
 from ranks import Pools
 
@@ -57,3 +58,15 @@ def test_dropout_is_drawn_again_for_every_sample(pools: Pools) -> None:
 
 WHERE = ("attention.q", "attention.k", "attention.v", "attention.o", "mlp.gate", "mlp.up", "mlp.down")
 KINDS = ("lora_a", "lora_b")
+
+
+EVERY = [degrees for size in (1, 2, 4, 8) for degrees in factorisations(size) if degrees[1] <= 4]  # the small model has four layers
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("base", ["bf16", "nf4"])
+@pytest.mark.parametrize("degrees", EVERY, ids=str)
+def test_every_factorisation_of_up_to_eight_ranks_equals_one_process(degrees: tuple[int, ...], base: str, pools: Pools) -> None:
+    dp, pp, cp, tp = degrees
+    workload = replace(LORA, adapters=replace(LORA.adapters, base=base))
+    assert differences(*found_and_wanted(pools, workload, f"dp={dp},pp={pp},cp={cp},tp={tp},mbs=1")) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from entries import ranks_that
 from small_run import Command, start, until
 
-from meshwright.train.launch import explain_failure
+from meshwright.train.launch import HANDED_ON, explain_failure, forked, handing_on
 
 
 def ranks(folder: Path, what: str) -> Command:
@@ -83,3 +83,17 @@ def test_loading_the_trainer_asks_nothing_of_cuda() -> None:
         "import meshwright.train.session, meshwright.train.launch, meshwright.cli.train_run"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_rank_that_is_forked_after_a_signal_receives_it() -> None:
+    with handing_on() as handing:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: handing.asked)
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, HANDED_ON
+        )  # as where ranks are forked: it must not handle them as its parent does
+        handing.add(forked(0, lambda heard, said: time.sleep(60.0), before))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        child = handing.children[0].process
+        child.join(20.0)
+    assert (handing.asked, child.exitcode) == ([signal.SIGTERM], -signal.SIGTERM)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
     from meshwright.train.launch import Failure
 
-MOST_ALIKE = 3  # losses of a replica at one step for the same reason; a restart of all ranks is not tried a second time
 MOST_STARTS = 3  # in a row without a step
 
 
@@ -57,8 +56,10 @@ class Faults:
         """What is recorded of the loss of a replica; a text says why all replicas must end."""
         if self._is_damaged():
             return "the states of replicas differ: all go back to a checkpoint from before"
+        from meshwright.train.incidents import LOSSES
+
         incident = self.incident(failure)
-        return self.all.refusal(incident, MOST_ALIKE) or incident
+        return self.all.refusal(incident, LOSSES) or incident
 
     def _is_damaged(self) -> bool:
         """Whether the replicas found a difference between their states since they began: then no state in memory can be trusted."""
@@ -80,13 +81,13 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
     faults = Faults(job)
     while True:
         code, failure = run_replicas(job, is_gpu, faults) if replicas_may_go(job) else run_once(job, is_gpu)
-        if failure is None or job.memberships:  # a list of memberships begins with the first step
+        if failure is None or failure.reason == "interrupt" or job.memberships:  # a list of memberships begins with the first step
             return code
         if not (job.folder / "steps.jsonl").is_file() and not _starts_again(faults, failure):
             return code
         incident = faults.incident(failure)
         run = read_run(job.folder) if (job.folder / "run.json").is_file() else None
-        incident = replace(incident, message=_what_broke(run, failure))
+        incident = replace(incident, message=_what_broke(run, failure), saved_step=_saved_step(job))
         why = faults.all.refusal(incident)
         if why:
             record_surrender(job.folder, incident, why, faults.all.tried())
@@ -130,6 +131,17 @@ def _starts_again(faults: Faults, failure: Failure) -> bool:
     """Whether a run that was cut off before it had a folder is started again."""
     faults.num_starts += 1
     return failure.reason not in ("input", "interrupt") and faults.num_starts < MOST_STARTS
+
+
+def _saved_step(job: TrainingJob) -> int:
+    """The step of the newest checkpoint; -1 if there is none that can be seen."""
+    from meshwright.train.checkpoint.durable import CheckpointError
+    from meshwright.train.checkpoint.folder import step_folders
+
+    try:
+        return max((found.step for found in step_folders(job.checkpoints)), default=-1)
+    except CheckpointError:
+        return -1
 
 
 def _what_broke(run: Run | None, failure: Failure) -> str:

@@ -35,6 +35,7 @@ def up(
         bool, typer.Option("--spread", help="Give hosts of one number a plane of their own, instead of hashing flows onto planes.")
     ] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Run a Slurm whose nodes are the hosts.")] = False,
+    accounting: Annotated[bool, typer.Option("--accounting", help="Keep the Slurm's accounts in a database, as sites do.")] = False,
     ssh: Annotated[bool, typer.Option("--ssh", help="Run an ssh server on each host.")] = False,
     name: LabName = "lab",
     out: Annotated[
@@ -70,6 +71,7 @@ def up(
         is_spread=spread,
         has_slurm=slurm,
         has_ssh=ssh,
+        has_accounting=accounting,
     )
     made = state.up(wanted)
     path = write_description(wanted, out or state.description_path(name))
@@ -226,6 +228,10 @@ def run(
     if not words:
         raise InputError("no command to run", where="meshwright lab run", fix="write one: meshwright lab run -- hostname")
     made = state.read_state(name)
+    if ranks and ranks > made.lab.num_slots:
+        what = f"lab {name!r} has places for {made.lab.num_slots} ranks, not for {ranks}"
+        raise InputError(what, where="--ranks", fix=f"give at most {made.lab.num_slots}, or make a larger lab")
+    system.check_program(words[0])
     slots = _slots(words, made.lab, ranks, shuffle)
     code = on_hosts.run(on_hosts.starts(made.lab, words, slots, _num_cores()))
     if code:

@@ -206,6 +206,7 @@ def _request(
     from meshwright.plan.plan import read_plan
     from meshwright.plan.stack.own import check_trainable
     from meshwright.record.header import check_name
+    from meshwright.storage import Remote, is_url
 
     engine = _engine(on, "--on")
     site = read_site(site_path)
@@ -219,7 +220,7 @@ def _request(
         site=site,
         name=name,
         folder=_absolute(jobs / name, base),
-        runs=_absolute(runs, base),
+        runs=Remote.at(runs) if is_url(runs) else _absolute(runs, base),
         options=options,
         hosts=_hosts(engine, nodes, site),
         excluded=_bad(bad_nodes, runs),
@@ -245,7 +246,10 @@ def _hosts(engine: str, nodes: str, site: Site) -> tuple[str, ...]:
 
 def _bad(path: Path | None, runs: Path) -> tuple[str, ...]:
     from meshwright.record.bad_nodes import read_bad_nodes
+    from meshwright.storage import is_url
 
+    if path is None and is_url(runs):
+        return ()
     return tuple(one.node for one in read_bad_nodes(path or runs / "bad-nodes.json"))
 
 

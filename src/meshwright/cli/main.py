@@ -137,9 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         width = shutil.get_terminal_size().columns  # help would otherwise be at most 80 columns wide
         code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False, max_content_width=width) or 0
     except InputError as error:
-        return _refuse(message_of(error, as_option))
+        return _refuse(_told(error))
     except MeshwrightError as error:
-        print(f"meshwright: {message_of(error, as_option)}", file=sys.stderr)
+        print(f"meshwright: {_told(error)}", file=sys.stderr)
         return BAD_INPUT
     except ParserError as error:
         return _refuse(str(refusal_of(error, arguments, typer.main.get_command(app))))
@@ -155,6 +155,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("meshwright: interrupted", file=sys.stderr)
     return int(code)
+
+
+def _told(error: MeshwrightError) -> str:
+    """The message of an error, in the words of the command line; a run that was named by a URL is named by it."""
+    from meshwright.cli.urls import by_url
+
+    return by_url(message_of(error, as_option))
 
 
 def _refuse(message: str) -> int:

@@ -15,6 +15,8 @@ from meshwright.errors import InputError
 if TYPE_CHECKING:
     from meshwright.serve.guard import Door
     from meshwright.serve.server import Encryption
+    from meshwright.serve.shelf import Shelf
+    from meshwright.serve.stored_runs import StoredRuns
 
 TOKEN_VARIABLE = "MESHWRIGHT_TOKEN"
 DEFAULT_RUNS = Path("runs")
@@ -22,7 +24,9 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def serve(
-    runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run folders.")] = DEFAULT_RUNS,
+    runs: Annotated[
+        Path, typer.Argument(metavar="DIR|URL", help="Folder of the run folders, or its URL in object storage.")
+    ] = DEFAULT_RUNS,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; any other than this machine's own needs a token.")
     ] = "127.0.0.1",
@@ -53,17 +57,38 @@ def serve(
 
       meshwright serve experiments/runs --host 0.0.0.0 --new-token
     """
+    from meshwright.storage import is_url
+
     check_installed()
-    check_runs(runs)
+    stored = _stored(runs) if is_url(runs) else None
+    if stored is None:
+        check_runs(runs)
     encryption = encryption_of(tls_certificate, tls_key)
     secret = chosen_token(token, new_token, host)
 
     from meshwright.serve import server
+    from meshwright.serve.shelf import Shelf
 
     listener = server.bound(host, port)
     door = door_of(secret, host, listener.getsockname()[1], allow_host or [], encryption)
-    announce(runs, host, listener.getsockname()[1], door, printed_token=secret if new_token else None)
-    server.serve(runs, listener, door, encryption)
+    shelf = Shelf(stored.folder, str(stored.place)) if stored else Shelf(runs)
+    announce(shelf, host, listener.getsockname()[1], door, printed_token=secret if new_token else None)
+    if stored:
+        stored.start()
+    server.serve(shelf, listener, door, encryption)
+
+
+def _stored(url: Path) -> StoredRuns:
+    """Runs at a URL; an error if there is no such bucket, or its server does not answer."""
+    from meshwright.cli.urls import FIRST_PATIENCE_S, kept_runs
+    from meshwright.record.stored import INDEX
+    from meshwright.serve.stored_runs import StoredRuns
+    from meshwright.storage import Remote
+
+    place = Remote.at(url, FIRST_PATIENCE_S)
+    if INDEX in place.files():
+        raise InputError("this is the URL of one run", where=str(place), fix="give the URL of the folder that contains it")
+    return StoredRuns(place, kept_runs(place), lambda what: print(f"meshwright: {what}", file=sys.stderr, flush=True))
 
 
 def check_installed() -> None:
@@ -75,9 +100,6 @@ def check_installed() -> None:
 
 def check_runs(runs: Path) -> None:
     """Raise if this cannot be a folder of runs. The default one may be missing: the first run creates it."""
-    from meshwright.cli.urls import check_on_disk
-
-    check_on_disk(runs, "runs that are shown live")
     if (runs / "run.json").exists():
         raise InputError(
             "this is the folder of one run", where=str(runs), fix=f"give the folder that contains it: meshwright serve {runs.parent}"
@@ -164,10 +186,10 @@ def address(host: str, port: int, is_encrypted: bool) -> str:
     return f"http{'s' if is_encrypted else ''}://{f'[{name}]' if ':' in name else name}:{port}/"
 
 
-def announce(runs: Path, host: str, port: int, door: Door, printed_token: str | None) -> None:
+def announce(shelf: Shelf, host: str, port: int, door: Door, printed_token: str | None) -> None:
     """Print where the page is, and who can see it."""
     page = address(host, port, door.is_encrypted)
-    print(f"runs   {runs}{'' if runs.is_dir() else '  (does not exist yet: the first run makes it)'}")
+    print(f"runs   {shelf.name}{'' if shelf.runs.is_dir() else '  (does not exist yet: the first run makes it)'}")
     if door.token is None:
         print(f"page   {page}  (this machine only)")
     else:

@@ -56,6 +56,10 @@ def simulate(
     finish_by: Annotated[
         str, typer.Option(metavar="TIME|DATE", help="Give the probability of being done by 90d or 2027-03-01. Only valid with --days.")
     ] = "",
+    faults: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Predict the effective time under the faults in this file.", show_default=False),
+    ] = None,
     budget: Budget = None,
     price: PriceGiven = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="Also advise for 1,024 to 131,072 accelerators. Only valid with --days.")] = False,
@@ -68,8 +72,12 @@ def simulate(
       meshwright simulate plan.json --steps 500 --planes-lost 1
 
       meshwright simulate plan.json --days 54 --seeds 20 --finish-by 90d --json
+
+      meshwright simulate plan.json --faults faults.toml
     """
-    options = {key: value for key, value in locals().items() if key not in ("plan", "as_json", "slow_rank")}
+    options = {key: value for key, value in locals().items() if key not in ("plan", "as_json", "slow_rank", "faults")}
+    if faults is not None:
+        return _under_faults(plan, faults, {"steps": steps, "days": days, "failures": failures}, as_json=as_json)
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
     from meshwright.cli.urls import check_on_disk
@@ -82,3 +90,17 @@ def simulate(
     show(simulation_document(found), as_json=as_json)
     if found.interrupted:
         raise typer.Abort
+
+
+def _under_faults(plan: Path, faults: Path, others: dict[str, object], *, as_json: bool) -> None:
+    """Replay a list of faults."""
+    from meshwright.cli.show import show
+    from meshwright.errors import InputError
+    from meshwright.plan.plan import read_plan
+    from meshwright.say.fault_trace import fault_trace_document
+    from meshwright.simulator.fault_trace import read_trace, replayed
+
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise InputError(f"--{given[0]} has no meaning with --faults", where=f"--{given[0]}", fix="the file says how many steps there are")
+    show(fault_trace_document(replayed(read_plan(plan), read_trace(faults))), as_json=as_json)

@@ -49,14 +49,14 @@ class Wishes:
     seed: int
     benchmark: str
     checkpoint_every: int | None
-    save: bool
     keep: int
-    keep_every: int
     stall_timeout_s: float
     grace_s: float
     rendezvous_timeout_s: float
     allow_changed: tuple[str, ...]
     as_json: bool
+    save: bool = True
+    keep_every: int = 0
     budget: str | None = None
     price: str | None = None
     profile: str = ""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.progress import progress_bar, progress_line
 from meshwright.cli.retries import is_retried
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from meshwright.train.launch import Failure, Place
     from meshwright.train.membership import Membership
     from meshwright.train.sealed import SealedStore
+    from meshwright.train.tuning.dataset import DataSet
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
 DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four ranks: a replica is a rack
@@ -52,9 +53,17 @@ class Verb:
 
     name: str
     job_of: Callable[[Wishes], TrainingJob]
-    reason: Callable[[Wishes, Plan], str]  # where the layout comes from, in words
+    reason: Callable[[Plan], str]  # why a layout that nobody asked for is as it is, in words
     finish: Callable[[TrainingJob], None]  # called when the ranks have ended well
     measures: bool  # whether a machine that was not measured yet is measured before the first run
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a job of fine-tuning has besides: its samples, and the adapter that it starts from."""
+
+    data: DataSet
+    adapter: Path | None
 
 
 def run(wishes: Wishes, verb: Verb | None = None) -> int:
@@ -80,7 +89,7 @@ def run(wishes: Wishes, verb: Verb | None = None) -> int:
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu, job.ranks_per_gpu)
     if verb.measures and wants_profile(wishes, job.plan):
         job = with_measured_plan(job, wishes)
-    show_start(job, verb.reason(wishes, job.plan))
+    show_start(job, layout_reason(wishes, job.plan, verb.reason))
     # Torch is loaded from here on, which takes seconds: mistakes on the command line have been reported before.
     _check_with_torch(job)
     code = _kept_going(wishes, job, is_gpu, verb) if wishes.keep_going else run_once(job, is_gpu)[0]
@@ -182,7 +191,7 @@ def run_launched(wishes: Wishes, verb: Verb) -> int:
         if needs_shared_folder(job):
             check_shared(place, job.remote or job.runs)
         if is_first:
-            show_start(job, verb.reason(wishes, job.plan))
+            show_start(job, layout_reason(wishes, job.plan, verb.reason))
         run_rank(place, job, is_gpu)
     except ReportedElsewhere:
         leave(2)
@@ -269,20 +278,28 @@ def torch_or_error() -> None:
 
 def job_of(wishes: Wishes) -> TrainingJob:
     """The job that the command line describes."""
-    from meshwright.train.benchmark.settings import OWN
-    from meshwright.train.job import TrainingJob
-
     if wishes.name:
         check_name(wishes.name)
     plan = plan_of(wishes)
     corpus = corpus_of(wishes, plan)
     name = wishes.name or f"{plan.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    arguments = kept_arguments(wishes, None if is_embedded(wishes, plan) else named_corpus(wishes, plan))
+    return made_job(replace(wishes, name=name), plan, corpus, arguments)
+
+
+def made_job(wishes: Wishes, plan: Plan, corpus: Path, arguments: Mapping[str, Any], tuned: Tuned | None = None) -> TrainingJob:
+    """The job of a plan with everything that the command line asks for."""
+    from meshwright.train.benchmark.settings import OWN
+    from meshwright.train.job import TrainingJob
+
     job = TrainingJob(
         plan=plan,
         runs=wishes.runs,
         remote=wishes.remote,
-        name=name,
+        name=wishes.name,
         corpus=corpus,
+        data=tuned.data if tuned else None,
+        adapter=tuned.adapter if tuned else None,
         seed=wishes.seed,
         num_steps=wishes.steps,
         resume=wishes.resume,
@@ -297,7 +314,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
         allow_changed=wishes.allow_changed,
         start_from=wishes.start_from,
         plan_text=plan_bytes(plan),
-        arguments=kept_arguments(wishes, None if is_embedded(wishes, plan) else named_corpus(wishes, plan)),
+        arguments=arguments,
         may_start_over=wishes.resume_if_exists,
         prints_json=wishes.as_json,
         ranks_per_gpu=wishes.ranks_per_gpu,
@@ -429,14 +446,19 @@ def fixed_layout(text: str, base: Layout) -> Layout:
     return parse_layout(text, alone)
 
 
-def layout_reason(wishes: Wishes, plan: Plan) -> str:
-    """Where the layout comes from, in words."""
+def layout_reason(wishes: Wishes, plan: Plan, usual: Callable[[Plan], str]) -> str:
+    """Where the layout comes from, in words; `usual`: why it is so where nothing was asked for."""
     if wishes.layout:
         return "as --layout asks"
     if wishes.resume:
         return "as the run was started"
     if wishes.plan is not None:
         return f"as in the plan {wishes.plan.name}"
+    return usual(plan)
+
+
+def default_reason(plan: Plan) -> str:
+    """Why the embedded default has its layout, in words."""
     if on_gpus(plan):
         return "a full copy of the model on each GPU: it is small enough"
     return "the cores stand for two racks of four accelerators, each with one copy of the model, so that every kind of exchange occurs"
@@ -515,4 +537,4 @@ def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1
         )
 
 
-TRAIN = Verb(name="train", job_of=job_of, reason=layout_reason, finish=lambda job: None, measures=True)
+TRAIN = Verb(name="train", job_of=job_of, reason=default_reason, finish=lambda job: None, measures=True)

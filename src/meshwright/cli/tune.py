@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile, RunsDir
+from meshwright.cli import run_options as options
+from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile
 
 if TYPE_CHECKING:
     from meshwright.cli.train_arguments import Wishes
@@ -67,10 +68,14 @@ def tune(
         int | None, typer.Option(metavar="N", min=1, help="Sequences of one step, over all replicas; default: 16.", show_default=False)
     ] = None,
     epochs: Annotated[float, typer.Option(metavar="X", help="How often the data set is gone through.")] = 3.0,
-    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this number of steps.", show_default=False)] = None,
+    steps: options.Steps = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Highest learning rate; default: 2e-4, with --full 2e-5.", show_default=False),
+        typer.Option(
+            metavar="X",
+            help="Highest learning rate; default: 2e-4 for a model 4,096 wide, and less for wider ones; with --full 2e-5.",
+            show_default=False,
+        ),
     ] = None,
     precision: Annotated[
         str, typer.Option(metavar="NAME", help="Precision of the products: bf16 or fp32; default: bf16 on GPUs, else fp32.")
@@ -89,34 +94,19 @@ def tune(
         ),
     ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run folder in --runs, instead of --out.", show_default=False)] = "",
-    runs: RunsDir = Path("runs"),
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run of --out or --name as it was started.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="After a crash or a hang, start the ranks again from the newest checkpoint.")
-    ] = False,
+    runs: options.RunsPlace = Path("runs"),
+    resume: options.Resume = False,
+    resume_if_exists: options.ResumeIfExists = False,
+    keep_going: options.KeepGoing = False,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed of adapters, order, dropout and held-out part.")] = 0,
-    benchmark: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the benchmark in the MLPerf log; an official one is checked.")
-    ] = "",
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="STEPS", help="Steps between checkpoints; 0: only at the end; default: every few minutes.", show_default=False
-        ),
-    ] = None,
-    keep: Annotated[int, typer.Option(metavar="N", min=1, help="Number of checkpoints to keep.")] = 3,
-    stall_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=1.0, help="Seconds that a rank may make no progress; at least five slow steps."),
-    ] = 10.0,
-    allow_changed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WHAT",
-            help="plan, corpus, base or code: may differ from the checkpoint's. May be given several times.",
-            show_default=False,
-        ),
-    ] = None,
+    benchmark: options.Benchmark = "",
+    checkpoint_every: options.CheckpointEvery = None,
+    keep: options.Keep = 3,
+    stall_timeout: options.StallTimeout = 10.0,
+    grace: options.Grace = 30.0,
+    rendezvous_timeout: options.RendezvousTimeout = 60.0,
+    secret: options.Secret = None,
+    allow_changed: options.AllowChanged = None,
     profile: ProfileFile = "",
     budget: Budget = None,
     price: PriceGiven = None,
@@ -130,55 +120,15 @@ def tune(
 
       meshwright tune llama-hf chats.jsonl --out tuned --lora r=8,targets=q_proj,v_proj --base nf4 --pack --json
     """
-    from meshwright.cli.train import given_options
+    asked: dict[str, Any] = {key: value for key, value in locals().items() if key not in ("context", "allow_changed", "out", "show")}
     from meshwright.cli.train_arguments import Wishes
-    from meshwright.cli.tune_arguments import Tuning
+    from meshwright.cli.tune_arguments import tuning_of
     from meshwright.cli.tune_run import run
 
-    tuning = Tuning(
-        lora=lora,
-        full=full,
-        base=base,
-        adapter=str(adapter or ""),
-        pack=pack,
-        loss=loss,
-        seq_len=seq_len,
-        too_long=too_long,
-        valid=str(valid or ""),
-        valid_share=valid_share,
-        batch=batch,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        precision=precision,
-        answers=answers,
-    )
-    runs, name = (out.parent, out.name) if out else (runs, name or _usual_name(resume))
-    wishes = Wishes(
-        plan=plan,
-        layout=layout,
-        steps=steps,
-        name=name,
-        runs=runs,
-        resume=resume,
-        corpus=data,
-        start_from=model_dir,
-        seed=seed,
-        benchmark=benchmark,
-        checkpoint_every=checkpoint_every,
-        save=True,
-        keep=keep,
-        keep_every=0,
-        stall_timeout_s=stall_timeout,
-        grace_s=30.0,
-        rendezvous_timeout_s=60.0,
-        allow_changed=tuple(allow_changed or ()),
-        as_json=as_json,
-        budget=budget,
-        price=price,
-        profile=profile,
-        keep_going=keep_going,
-        given=given_options(context, {"model_dir": "start_from", "data": "corpus"}),
-    )
+    tuning, others = tuning_of(asked)
+    others |= {"runs": out.parent, "name": out.name} if out else {"name": name or _usual_name(resume)}
+    given = options.given_options(context)
+    wishes = Wishes(**options.named_wishes(others), allow_changed=tuple(allow_changed or ()), given=given)
     if show:
         _show(tuning, wishes, show)
         return

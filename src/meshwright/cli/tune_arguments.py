@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KEPT = "tune_"  # what their names begin with in the arguments of a run's header
 USUAL_LORA = "r=16,alpha=32,targets=all-linear"
 KEYS = ("r", "alpha", "targets", "dropout", "rslora")
+PATHS = ("adapter", "valid")
 YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -54,10 +55,15 @@ class Tuning:
 
     def kept(self) -> dict[str, Any]:
         """The options as a header keeps them."""
-        return {
-            KEPT + key: str(Path(value).absolute()) if key in ("adapter", "valid") and value else value
-            for key, value in asdict(self).items()
-        }
+        return {KEPT + key: str(Path(value).absolute()) if key in PATHS and value else value for key, value in asdict(self).items()}
+
+
+def tuning_of(options: Mapping[str, Any]) -> tuple[Tuning, dict[str, Any]]:
+    """The options of fine-tuning among those of the command, and the others, which every run has; paths become texts."""
+    own = {spec.name for spec in fields(Tuning)}
+    texts = {name: str(options[name] or "") for name in PATHS}
+    tuning = Tuning(**{name: value for name, value in (dict(options) | texts).items() if name in own})
+    return tuning, {name: value for name, value in options.items() if name not in own}
 
 
 def with_kept(tuning: Tuning, wishes: Wishes) -> Tuning:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run
-from meshwright.cli.train_budget import with_budget
-from meshwright.cli.train_run import Verb, fixed_layout, noted, sized, torch_or_error
+from meshwright.cli.train_run import Tuned, Verb, fixed_layout, made_job, noted, sized, torch_or_error
 from meshwright.cli.train_run import plan_of as trained_plan
 from meshwright.cli.train_run import run as run_ranks
 from meshwright.cli.tune_arguments import Tuning, adapters_of, with_kept
@@ -25,7 +24,7 @@ from meshwright.errors import InputError, printable
 from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.ledger import checked_plan
-from meshwright.plan.plan import Plan, plan_bytes, read_plan
+from meshwright.plan.plan import Plan, read_plan
 from meshwright.plan.plan import plan_of as planned
 
 if TYPE_CHECKING:
@@ -35,7 +34,10 @@ if TYPE_CHECKING:
 
 USUAL_BATCH = 16
 USUAL_ANSWERS = 3  # that are shown for the project's own instruction set
-LORA_RATE, FULL_RATE = 2e-4, 2e-5
+FULL_RATE = 2e-5
+# Adapters: as in the paper of QLoRA (arXiv:2305.14314), 2e-4 at a width of 4,096 and half of it at 8,192. The small model that the trainer
+# makes learns almost nothing at that rate and much at 5e-3 (docs/tune.md), and nothing higher was better.
+LORA_RATE, LORA_WIDTH, HIGHEST_RATE = 2e-4, 4096, 5e-3
 WARMUP = 0.03  # of all samples
 LENGTH_MULTIPLE = 16
 MOST_MICRO_BATCH = 16
@@ -57,7 +59,7 @@ def run(tuning: Tuning, wishes: Wishes) -> int:
     verb = Verb(
         name="tune",
         job_of=lambda asked: tuning_job(tuning, asked),
-        reason=reason,
+        reason=lambda plan: "planned for this machine",
         finish=lambda job: finish(job, count),
         measures=False,
     )
@@ -66,38 +68,14 @@ def run(tuning: Tuning, wishes: Wishes) -> int:
 
 def tuning_job(tuning: Tuning, wishes: Wishes) -> TrainingJob:
     """The job that the command line describes."""
-    from meshwright.train.benchmark.settings import OWN
-    from meshwright.train.job import TrainingJob
-
     tuning = with_kept(tuning, wishes)
     given, path = given_model(wishes), data_path(wishes)
     plan, data = planned_data(tuning, wishes, given, path)
     for line in data.losses.words(data.train.seq_len):
         print(f"meshwright: {line}", file=sys.stderr)
-    kept = replace(wishes, start_from=given.folder)
-    job = TrainingJob(
-        plan=plan,
-        runs=wishes.runs,
-        name=wishes.name,
-        corpus=path,
-        data=data,
-        adapter=Path(tuning.adapter) if tuning.adapter else None,
-        seed=wishes.seed,
-        num_steps=wishes.steps,
-        resume=wishes.resume,
-        benchmark=wishes.benchmark or OWN,
-        checkpoint_steps=wishes.checkpoint_every or 0,
-        saves_by_clock=wishes.checkpoint_every is None,
-        keep_last=wishes.keep,
-        stall_timeout_s=wishes.stall_timeout_s,
-        allow_changed=wishes.allow_changed,
-        start_from=given.folder,
-        plan_text=plan_bytes(plan),
-        arguments={**kept_arguments(kept, path), **tuning.kept()},
-        may_start_over=wishes.resume_if_exists,
-        prints_json=wishes.as_json,
-    )
-    return with_budget(job, wishes.budget, wishes.price)
+    asked = replace(wishes, start_from=given.folder)
+    arguments = {**kept_arguments(asked, path), **tuning.kept()}
+    return made_job(asked, plan, path, arguments, Tuned(data, Path(tuning.adapter) if tuning.adapter else None))
 
 
 def given_model(wishes: Wishes) -> Given:
@@ -153,6 +131,9 @@ def planned_data(tuning: Tuning, wishes: Wishes, given: Given, path: Path) -> tu
     """The plan, and the data in sequences as long as the plan has them."""
     from meshwright.train.tuning.dataset import prepare
 
+    if tuning.pack and given.model.num_positions:
+        what = f"{given.model.name} has learned positions, which would not begin anew for each sample of a pack"
+        raise InputError(what, where="--pack", fix="leave it out: samples then have sequences of their own")
     marker = marker_of(given, tuning.loss)
     if wishes.resume:
         plan = trained_plan(wishes)
@@ -198,7 +179,7 @@ def workload_of(tuning: Tuning, model: Model, data: DataSet, stated: Workload | 
     adapters = started_adapters(tuning, model) if tuning.adapter else adapters_of(tuning, model)
     batch = tuning.batch or (stated.global_batch if stated else min(USUAL_BATCH, len(data.train)))
     num_samples = max(int(tuning.epochs * len(data.train)) // batch, 1) * batch
-    rate = tuning.learning_rate or (LORA_RATE if adapters else FULL_RATE)
+    usual = min(LORA_RATE * LORA_WIDTH / model.hidden, HIGHEST_RATE) if adapters else FULL_RATE
     return Workload(
         name="tune",
         model="",
@@ -209,7 +190,7 @@ def workload_of(tuning: Tuning, model: Model, data: DataSet, stated: Workload | 
         evaluation=Evaluation(num_samples=len(data.valid), every_samples=float(max(len(data.train), batch))) if data.valid else None,
         adapters=adapters,
         training=Training(
-            learning_rate=rate,
+            learning_rate=tuning.learning_rate or usual,
             warmup_samples=WARMUP * num_samples,
             decay_samples=float(num_samples),
             beta2=0.999,
@@ -248,17 +229,6 @@ def plan_for(wishes: Wishes, model: Model, workload: Workload, stated: Plan | No
         return planned(Job(model, cluster, workload, profile=wishes.profile).forecast(Layout(micro_batch=size)))
     (best,) = Job(model, cluster, workload, profile=wishes.profile).search(keep=1, stack="meshwright")
     return planned(best)
-
-
-def reason(wishes: Wishes, plan: Plan) -> str:
-    """Where the layout comes from, in words."""
-    if wishes.layout:
-        return "as --layout asks"
-    if wishes.resume:
-        return "as the run was started"
-    if wishes.plan is not None:
-        return f"as in the plan {wishes.plan.name}"
-    return "planned for this machine"
 
 
 def finish(job: TrainingJob, answers: int) -> None:

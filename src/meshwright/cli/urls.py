@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cli.train_arguments import Wishes
-from meshwright.errors import InputError
+from meshwright.errors import InputError, printable
+from meshwright.files import refusal, replace_file
 from meshwright.record.header import check_name
 from meshwright.record.stored import has_records, pull, push
 from meshwright.storage import Remote, is_url
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 FIRST_PATIENCE_S = 20.0  # a user waits for the answer
 SAVE_PATIENCE_S = 120.0  # a save waits in the background
+URL_FILE = ".url"  # in the folder of the runs at a URL
 
 
 def cache_folder() -> Path:
@@ -33,7 +37,7 @@ def check_on_disk(path: Path, what: str) -> None:
         raise InputError(
             f"{what} are in a folder of this machine, not at a URL",
             where=str(path),
-            fix="give a path; report, ledger and generate take the URL of a run",
+            fix="give a path; train, launch, serve, report, ledger and generate take URLs",
         )
 
 
@@ -42,12 +46,31 @@ def local_runs(remote: Remote) -> Path:
     return cache_folder() / "runs" / hashlib.sha256(str(remote).encode()).hexdigest()[:16]
 
 
+def kept_runs(remote: Remote) -> Path:
+    """The same folder, made now, with the URL in a file: messages about what is in it then name the URL."""
+    folder = local_runs(remote)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / URL_FILE, str(remote).encode())
+    except OSError as error:
+        raise refusal("cannot keep copies of runs", folder, error) from None
+    return folder
+
+
+def by_url(message: str) -> str:
+    """A message with the URL that a user knows in the place of the folder of this machine that has the copy."""
+    for folder in set(re.findall(rf"{re.escape(str(cache_folder() / 'runs'))}/[0-9a-f]{{16}}", message)):
+        with suppress(OSError):
+            message = message.replace(folder, printable((Path(folder) / URL_FILE).read_text(errors="replace")))
+    return message
+
+
 def run_here(path: Path) -> Path:
     """The folder of a run: the path itself, or for a URL a copy of its records, made now."""
     if not is_url(path):
         return path
     runs, name = _split(Remote.at(path, FIRST_PATIENCE_S))
-    folder = local_runs(runs) / name
+    folder = kept_runs(runs) / name
     apart(lambda: pull(runs / name, folder))
     return folder
 
@@ -72,7 +95,7 @@ def with_local_runs(wishes: Wishes) -> Wishes:
     remote = Remote.at(wishes.runs, FIRST_PATIENCE_S)
     if wishes.resume and not wishes.name:
         raise InputError("which run should be continued?", where=f"--runs {remote}", fix="name it: --name NAME")
-    runs = local_runs(remote)
+    runs = kept_runs(remote)
     if wishes.name:
         name = check_name(wishes.name)
         apart(lambda: pull(remote / name, runs / name) if has_records(remote / name) else None)

@@ -6,7 +6,7 @@ Every shape may be a number or an array; they broadcast. A shape that was timed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,12 +74,22 @@ class LayerTime:
     attention: tuple[Column, Column]
     memory: tuple[Column, Column]
     weight_s: Column  # of the backward: weight gradients
+    into_s: Column  # of the forward: the product into the MLP
     last_s: Column  # of the forward: the product whose result no backward reads
 
     @property
     def total_s(self) -> Column:
         """Both ways."""
         return np.asarray(sum((*self.matmul, *self.attention, *self.memory)))
+
+    def frozen(self, forward_s: Any, backward_s: Any) -> LayerTime:
+        """The same layer with frozen weights: without weight gradients, and with so many seconds of adapters each way."""
+        return replace(
+            self,
+            matmul=(self.matmul[0], self.matmul[1] - self.weight_s),
+            memory=(self.memory[0] + forward_s, self.memory[1] + backward_s),
+            weight_s=np.zeros_like(self.weight_s),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,15 +220,16 @@ def layer_time(shape: Shape, sequences: Any, seq_len: Any, tp: Any, rates: Rates
         attention=(attended[0], attended[1]),
         memory=(moved[0] * per_token_s, moved[1] * per_token_s),
         weight_s=weight,
+        into_s=each[2][0],
         last_s=out[0],
     )
 
 
-def ends_time(shape: Shape, rows: Any, block_rows: Any, tp: Any, rates: Rates) -> tuple[Column, Column]:
-    """Seconds of the output projection and the loss, forward and backward, block of rows by block of rows."""
+def ends_time(shape: Shape, rows: Any, block_rows: Any, tp: Any, rates: Rates, *, trained: bool = True) -> tuple[Column, Column]:
+    """Seconds of the output projection, which may be frozen, and the loss, forward and backward, block of rows by block of rows."""
     block = np.minimum(rows, block_rows)
     columns = np.ceil(shape.vocab_size / np.asarray(tp))  # with padding, where the vocabulary does not divide
     forward, given, weight = product_s(block, columns, shape.hidden, rates)
     loss_s = np.asarray(rows) * columns * LOSS_BYTES / 2 / rates.loss_bytes_per_s
     blocks = np.asarray(rows) / block
-    return np.asarray(forward * blocks + loss_s), np.asarray((given + weight) * blocks + loss_s)
+    return np.asarray(forward * blocks + loss_s), np.asarray((given + weight * trained) * blocks + loss_s)

@@ -126,15 +126,16 @@ def loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity
     return np.asarray(2 * shard + np.maximum(kept.logit_bytes * logits, projection))
 
 
-def blocked_loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe) -> Column:
+def blocked_loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
     """Bytes on the last stage at the loss of meshwright's trainer.
 
-    Without tensor ranks, logits exist for a block of rows at a time, and the gradients of the final norm's output and of the head are
-    computed with them. On tensor ranks a rank has all rows of its part of the vocabulary: logits, their fp32 copy, the saved exponentials
-    and the gradient.
+    Without tensor ranks, logits exist for a block of rows at a time, and the gradients of the final norm's output and of the head, if it is
+    trained, are computed with them. On tensor ranks a rank has all rows of its part of the vocabulary: logits, their fp32 copy, the saved
+    exponentials and the gradient.
     """
     shard = kept.tensor_bytes * tokens * hidden / tp
-    alone = np.minimum(kept.tensor_bytes * tokens * vocab_size, LOSS_BLOCK_BYTES) + kept.tensor_bytes * vocab_size * hidden + shard
+    table = kept.tensor_bytes * vocab_size * hidden if trained else 0.0
+    alone = np.minimum(kept.tensor_bytes * tokens * vocab_size, LOSS_BLOCK_BYTES) + table + shard
     cut = CUT_LOGIT_BYTES * tokens * vocab_size / tp + kept.tensor_bytes * tokens * hidden
     return np.asarray(2 * shard + np.where(np.asarray(tp) > 1, cut, alone))
 

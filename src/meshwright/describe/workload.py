@@ -25,6 +25,8 @@ MOST_BATCH = 10**8  # sequences
 # Matrices of a layer that adapters may be beside, by the kinds in which recipes name them.
 ADAPTED = {"qkv": ("q", "k", "v"), "proj": ("o",), "mlp": ("gate", "up", "down")}
 BASES = ("bf16", "fp8", "nf4")
+# Bits of an element of a frozen matrix, with the scales of its blocks; a row has another scale of 32 bits (train/kernels/few_bits.py).
+FEW_BITS = {"fp8": 8.0, "nf4": 4.0 + 8 / 64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

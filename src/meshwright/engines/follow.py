@@ -1,6 +1,7 @@
 """Follow a job: its place in the queue, its nodes, its steps; and see that it ends.
 
-What is read of the run folder is kept in the job's folder where this machine does not see the run folder itself.
+What is read of the run folder is kept in the job's folder where this machine does not see the run folder itself. A run at a URL is read
+from there.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from meshwright.engines.hostlist import folded
 from meshwright.engines.request import OUTPUT_FILE, PLACING_FILE, Request
 from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.record.entries import StepRecord
+from meshwright.storage import Location, Missing, Remote, StorageError
 from meshwright.units import seconds
 
 POLL_S = 2.0
 MOST_LOST = 5  # answers in a row that an engine may fail to give
 TAIL_LINES = 12
+URL_PATIENCE_S = 5.0  # for a server that does not answer: the next poll asks again
+MOST_READ_BYTES = 1 << 22  # of an object at once
 MIRRORED = ("run.json", "plan.json", "events.jsonl")  # read whole, as they are small; the steps are read as they grow
 
 
@@ -30,17 +34,18 @@ class Steps:
     """The steps of a run, as far as they are read."""
 
     engine: Engine
-    folder: Path  # of the run, as the nodes see it
+    folder: Location  # of the run, as the nodes see it
     kept: Path  # where to keep what is read, if this machine does not see the folder
     offset: int = 0
     last: StepRecord | None = None
     num_steps: int | None = None
+    trouble: str = ""  # why a run at a URL cannot be read now
     _rest: bytes = b""
     _is_elsewhere: bool = field(default=False)
 
     def read(self) -> bool:
         """Read on; whether there is a new step."""
-        data = self.engine.read(self.folder / "steps.jsonl", self.offset)
+        data = self._read("steps.jsonl", self.offset)
         if not data:
             return False
         self._keep("steps.jsonl", data, is_more=True)
@@ -52,17 +57,35 @@ class Steps:
                 self.last = StepRecord.from_json(json.loads(line))
         if self.num_steps is None:
             with suppress(ValueError, AttributeError):
-                self.num_steps = json.loads(self.engine.read(self.folder / "run.json", 0)).get("last_step")
+                self.num_steps = json.loads(self._read("run.json", 0)).get("last_step")
         return self.last is not before
 
     def keep_rest(self) -> None:
         """Keep the small files of the run, where this machine does not see them."""
         for name in MIRRORED:
-            if not self.folder.is_dir() and (data := self.engine.read(self.folder / name, 0)):
+            if not self._is_in_reach and (data := self._read(name, 0)):
                 self._keep(name, data, is_more=False)
 
+    @property
+    def _is_in_reach(self) -> bool:
+        return isinstance(self.folder, Remote) or self.folder.is_dir()
+
+    def _read(self, name: str, offset: int) -> bytes:
+        """What a file of the run has from `offset` on; nothing where it is not there, or the server does not answer."""
+        if isinstance(self.folder, Path):
+            return self.engine.read(self.folder / name, offset)
+        place, self.trouble = self.folder / name, ""
+        try:
+            size = place.size_bytes()
+            return bytes(place.read_range(offset, min(size, offset + MOST_READ_BYTES))) if size > offset else b""
+        except Missing:
+            return b""
+        except StorageError as error:
+            self.trouble = error.what
+            return b""
+
     def _keep(self, name: str, data: bytes, *, is_more: bool) -> None:
-        if self.folder.is_dir():
+        if self._is_in_reach:
             return
         self.kept.mkdir(parents=True, exist_ok=True)
         with open(self.kept / name, "ab" if is_more and self.offset else "wb") as file:
@@ -97,8 +120,8 @@ def follow(
     poll_s: float = POLL_S,
 ) -> Ending:
     """Report what happens to a job until it ends. A job that does not start within `give_up_s` is cancelled, which is an error."""
-    steps = Steps(engine, request.runs / request.name, request.folder / "run" / request.name)
-    began_s, said, lost, placing = monotonic(), "", 0, b""
+    steps = Steps(engine, _run_of(request), request.folder / "run" / request.name)
+    began_s, said, lost, placing, placed, trouble = monotonic(), "", 0, b"", b"", ""
     while True:
         try:
             state, lost = engine.state(job), 0
@@ -113,11 +136,15 @@ def follow(
             report(line)
             said = line
         if state.phase == WAITING:
-            placing = b""  # a job that was requeued is placed again
-        elif state.phase == RUNNING and not placing and (placing := engine.read(request.folder / PLACING_FILE, 0)):
-            report(printable(placing.decode(errors="replace").strip()))
+            placed, placing = placing or placed, b""  # a job that was queued again is placed again: the file still has the old nodes
+        elif state.phase == RUNNING and not placing and (read := engine.read(request.folder / PLACING_FILE, 0)) not in (b"", placed):
+            report(printable(read.decode(errors="replace").strip()))
+            placing = read
         if state.phase != WAITING and steps.read():
             report(steps.words)
+        if steps.trouble and steps.trouble != trouble:
+            report(f"the records of the run cannot be read: {printable(steps.trouble)}")
+        trouble = steps.trouble
         if state.phase not in ACTIVE:
             steps.keep_rest()
             return _ending(engine, state, steps, request)
@@ -126,6 +153,12 @@ def follow(
         elif give_up_s is not None and monotonic() - began_s > give_up_s:
             raise _given_up(engine, job, state, give_up_s)
         sleep(poll_s)
+
+
+def _run_of(request: Request) -> Location:
+    """Where the records of the run are."""
+    runs = request.runs
+    return runs / request.name if isinstance(runs, Path) else (runs / request.name).waiting(URL_PATIENCE_S)
 
 
 def _words(state: State) -> str:

@@ -35,6 +35,9 @@ class Kubernetes:
         resource = RESOURCES[self.kind]
         answer = self._call("auth", "can-i", "create", resource)
         said = f"{answer.out}\n{answer.err}"
+        if not {"yes", "no"} & {line.split(" ")[0] for line in answer.out.splitlines()}:  # it says so of a kind that it cannot look up too
+            why = next((line for line in reversed(answer.err.strip().splitlines()) if line), answer.reason)
+            raise InputError(f"Kubernetes does not answer: {why}", where="kubectl", fix="check it with `kubectl cluster-info`")
         if "doesn't have a resource type" in said:
             raise InputError(
                 f"the cluster has no {resource}",
@@ -47,8 +50,6 @@ class Kubernetes:
                 where="kubernetes.namespace of the site file",
                 fix="name a namespace of yours, or ask the operators of the cluster for access",
             )
-        if not answer.out.strip().startswith("yes"):
-            raise InputError(f"Kubernetes does not answer: {answer.reason}", where="kubectl", fix="check it with `kubectl cluster-info`")
         self._check_nodes(request)
 
     def _check_nodes(self, request: Request) -> None:

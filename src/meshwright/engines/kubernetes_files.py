@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from meshwright.engines.request import PLAN_FILE, SECRET_FILE, USUAL_PORT, JobFile, Request, comments, settings
@@ -58,7 +59,7 @@ def _check(request: Request) -> None:
             fix=f"plan for a multiple of {shape.ranks_per_node} accelerators in each rack",
         )
     targets = [mount.partition(":")[2] for mount in site.mounts]
-    if not any(f"{request.runs}/".startswith(f"{target.rstrip('/')}/") for target in targets):
+    if isinstance(request.runs, Path) and not any(f"{request.runs}/".startswith(f"{target.rstrip('/')}/") for target in targets):
         raise InputError(
             f"the run folder {request.runs} is in no mounted folder: it would be lost with its pod",
             where="--runs",

@@ -11,6 +11,7 @@ from pathlib import Path
 from meshwright.engines.shape import Shape
 from meshwright.engines.site import Site
 from meshwright.plan.plan import Plan
+from meshwright.storage import Location
 
 PLAN_FILE, PLACED_FILE, SITE_FILE, HOSTS_FILE, RANKS_FILE = "plan.json", "placed.json", "site.toml", "hosts", "ranks.csv"
 ALLOCATED_FILE, TOPOLOGY_FILE, BAD_FILE, OUTPUT_FILE = "allocated", "topology", "bad-nodes.json", "output.log"
@@ -35,7 +36,7 @@ class Request:
     site: Site
     name: str
     folder: Path  # of the job's files: absolute, and the same on all nodes
-    runs: Path  # the folder of run folders, on the nodes
+    runs: Location  # the folder of run folders, on the nodes or at a URL
     options: tuple[str, ...] = ()  # of `meshwright train`, as the user wrote them
     hosts: tuple[str, ...] = ()  # named by the user, in the order of the machine; none: the engine chooses
     excluded: tuple[str, ...] = ()  # nodes on the list of bad ones

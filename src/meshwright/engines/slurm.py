@@ -25,7 +25,11 @@ FIELDS = "%T|%r|%P|%N"
 SITE, ELSEWHERE = "of the site file", "plan for fewer nodes, or name another partition"
 REFUSALS = (
     ("invalid partition", "the partition does not exist", f"name another in slurm.partition {SITE}"),
-    ("invalid account", "the account may not use this partition", f"correct slurm.account {SITE}: `sacctmgr show associations`"),
+    (
+        "invalid account",
+        "this user may not use the account, or the account not the partition",
+        f"correct slurm.account {SITE}: `sacctmgr show associations`",
+    ),
     ("invalid qos", "the quality of service does not exist, or not for this account", f"correct slurm.qos {SITE}"),
     ("reservation is invalid", "the reservation does not exist, or is over", f"correct slurm.reservation {SITE}"),
     ("invalid feature", "no node has the features that are asked for", f"correct slurm.constraint {SITE}"),
@@ -56,11 +60,10 @@ class Slurm:
         rows = [line.split("|") for line in answer.out.splitlines() if line.count("|") == 2]
         partitions = {row[0].strip() for row in rows}
         if asked.partition and asked.partition not in partitions:
-            raise InputError(
-                f"Slurm has no partition {asked.partition!r}",
-                where="slurm.partition of the site file",
-                fix=nearest(asked.partition, partitions),
-            )
+            raise _no_partition(asked.partition, partitions)
+        if not partitions:
+            what = "Slurm has no partition that this user may use"
+            raise InputError(what, where="sinfo", fix="ask the operators of the cluster for access")
         here = {name.strip(): gres for partition, name, gres in rows if not asked.partition or partition.strip() == asked.partition}
         self._check_hosts(request, here)
         _check_nodes(request, {name: gres for name, gres in here.items() if name not in request.excluded})
@@ -118,6 +121,17 @@ class Slurm:
     def by_hand(self, job: str) -> str:
         """The command with which a user ends the job."""
         return f"scancel {job}"
+
+
+def _no_partition(name: str, usable: set[str]) -> InputError:
+    """The error for a partition that does not exist, or that Slurm hides from users who may not use it."""
+    answer = call(["sinfo", "--all", "--noheader", "--format=%R"], SLURM)
+    where, known = "slurm.partition of the site file", f"this user may use {', '.join(sorted(usable)) or 'none'}"
+    if name in {line.strip() for line in answer.out.splitlines()}:
+        what = f"this user may not use Slurm's partition {name!r}"
+        return InputError(what, where=where, fix=f"ask the operators of the cluster for access, or name another: {known}")
+    fix = nearest(name, usable) if usable else f"name another: {known}"
+    return InputError(f"Slurm has no partition {name!r}", where=where, fix=fix)
 
 
 def _check_nodes(request: Request, here: dict[str, str]) -> None:

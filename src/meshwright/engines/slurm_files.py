@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from meshwright.engines.hostlist import folded
 from meshwright.engines.request import (
@@ -117,7 +118,8 @@ def _examination(request: Request) -> list[str]:
     folder, per_node = request.folder, request.shape.ranks_per_node
     every = shlex.quote(str(folder / "examined"))
     words = [request.site.python, "-m", "meshwright", "doctor", str(folder / PLAN_FILE), "--bad-nodes", str(folder / BAD_FILE)]
-    words += ["--secret", str(folder / SECRET_FILE), "--runs", str(request.runs)]
+    runs = request.runs if isinstance(request.runs, Path) else folder  # the doctor writes into a folder
+    words += ["--secret", str(folder / SECRET_FILE), "--runs", str(runs)]
     return [
         f"awk '{{for (i = 0; i < {per_node}; i++) print}}' {shlex.quote(str(folder / ALLOCATED_FILE))} > {every}",
         f"start {every} {shlex.join(words)} || true  # bad nodes are left out below",

@@ -47,6 +47,7 @@ class Lab:
     is_spread: bool = False  # with several planes: whether pairs of hosts have a plane each, and are not hashed onto one
     has_slurm: bool = False  # a Slurm whose nodes are the hosts
     has_ssh: bool = False  # an ssh server on each host
+    has_accounting: bool = False  # Slurm's accounts, in a database of the lab's own
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -60,6 +61,8 @@ class Lab:
             raise InputError(what, where="--racks, --hosts", fix=f"use at most {MOST_HOSTS} hosts in all")
         if self.num_planes > MOST_PLANES:
             raise InputError(f"--planes is {self.num_planes}", where="--planes", fix=f"give at most {MOST_PLANES}")
+        if self.has_accounting and not self.has_slurm:
+            raise InputError("accounts are those of a Slurm", where="--accounting", fix="add --slurm, or leave it out")
         for option, rate in (("--rail", self.rail_bits_per_s), ("--uplink", self.uplink_bits_per_s)):
             check_rate(rate, option)
 
@@ -94,8 +97,11 @@ class Lab:
         routed = "spread" if self.is_spread else "hashed"
         planes = f", {self.num_planes} planes ({routed})" if self.num_planes > 1 else ""
         rates = f"rail {rate_text(self.rail_bits_per_s)}, uplink {rate_text(self.uplink_bits_per_s)}"
-        services = (", with Slurm" if self.has_slurm else "") + (", with ssh" if self.has_ssh else "")
-        return f"{self.num_racks} racks x {self.num_hosts} hosts x {self.num_ranks} ranks, {rates}{planes}{services}"
+        slurm = ", with Slurm and its accounts" if self.has_accounting else ", with Slurm" if self.has_slurm else ""
+        services = slurm + (", with ssh" if self.has_ssh else "")
+        sizes = ((self.num_racks, "rack"), (self.num_hosts, "host"), (self.num_ranks, "rank"))
+        shape = " x ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in sizes)
+        return f"{shape}, {rates}{planes}{services}"
 
     def host_at(self, slot: int) -> Host:
         """The host of a place for a rank; places are counted host by host, rack by rack."""

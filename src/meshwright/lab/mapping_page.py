@@ -84,18 +84,23 @@ def headline(ordered: Sequence[Tried]) -> str:
 
 def explanation(one: Tried) -> str:
     """What crosses, what hides, what shows, by the forecast and by the record of the run."""
-    outermost = one.mapping.forecast.job.cluster.tiers[-1].name
     parts = []
     for axis in traffic(one.mapping.forecast):
         crosses = one.mapping.crossing.get(axis.axis, 0.0)
-        if crosses > 0 and (outermost in axis.tiers or crosses < 1):
+        if crosses > 0:
             share = axis.hidden_s / axis.traffic_s if axis.traffic_s > 0 else 0.0
             hides = f", of which {per_cent(share, '.0f')} hides behind {axis.behind}" if share >= 0.005 else ", and none of it hides"
-            parts.append(f"{AXIS_WORDS[axis.axis]} sends {si(axis.num_bytes, 'B', 3)} a rank and step across the racks{hides}")
+            parts.append(
+                f"{AXIS_WORDS[axis.axis]} sends {si(axis.num_bytes, 'B', 3)} a rank and step across the racks{_some(crosses)}{hides}"
+            )
     crossing = "; ".join(parts) if parts else "nothing crosses the racks"
     shown = sorted(((name, value) for name, value in one.parts_s.items() if name != "compute"), key=lambda part: -part[1])[:2]
     shows = " and ".join(f"{PART_NAMES[name]} with {seconds(value)}" for name, value in shown)
-    return f"{one.mapping.words}: {crossing}. In the run, beside compute of {seconds(one.parts_s['compute'])}, shows {shows}."
+    return f"{one.mapping.words}: {crossing}. In the run, compute takes {seconds(one.parts_s['compute'])} of a step; next are {shows}."
+
+
+def _some(share: float) -> str:
+    return "" if share == 1 else f" in {per_cent(share, '.0f')} of its groups"
 
 
 def notes(ordered: Sequence[Tried]) -> list[str]:

@@ -28,6 +28,12 @@ SLURM_TOOLS = {
     **dict.fromkeys(("slurmctld", "slurmd", "sinfo", "scontrol", "sbatch", "srun"), "slurm-wlm"),
     **dict.fromkeys(("munged", "mungekey"), "munge"),
 }
+ACCOUNTING_TOOLS = {
+    "slurmdbd": "slurmdbd",
+    "sacctmgr": "slurm-client",
+    **dict.fromkeys(("mariadbd", "mariadb-install-db"), "mariadb-server"),
+}
+SMALL_DATABASE = ("--innodb-log-file-size=8M", "--innodb-buffer-pool-size=32M")
 SSH_TOOLS = {"sshd": "openssh-server", **dict.fromkeys(("ssh", "ssh-keygen"), "openssh-client")}
 SSHD_FOLDER = Path("/run/sshd")  # sshd does not start without it; the system's own service makes it
 READY_S = 60.0
@@ -45,7 +51,8 @@ def folder_of(lab_name: str, folder: Path) -> Folder:
 
 def check_services(lab: Lab) -> None:
     """Raise an error that says what must be installed."""
-    wanted = {**(SLURM_TOOLS if lab.has_slurm else {}), **(SSH_TOOLS if lab.has_ssh else {})}
+    accounting = ACCOUNTING_TOOLS if lab.has_accounting else {}
+    wanted = {**(SLURM_TOOLS if lab.has_slurm else {}), **accounting, **(SSH_TOOLS if lab.has_ssh else {})}
     what = " and ".join(name for name, has in (("Slurm", lab.has_slurm), ("ssh servers", lab.has_ssh)) if has)
     system.check_tools(wanted, f"a lab with {what}")
 
@@ -83,8 +90,18 @@ def write_files(lab: Lab, at: Folder) -> None:
         for number in range(lab.num_ranks):
             os.mknod(at.device(number), stat.S_IFCHR | 0o600, NULL_DEVICE)
         system.execute(("mungekey", "--create", f"--keyfile={at.munge_socket.parent}/key"))
+    if lab.has_accounting:
+        _write_accounts(lab, at)
     if lab.has_ssh:
         _write_ssh(lab, at)
+
+
+def _write_accounts(lab: Lab, at: Folder) -> None:
+    path = at.path / "slurmdbd.conf"
+    write_whole(path, services.slurmdbd_conf(lab, at))
+    path.chmod(0o600)  # slurmdbd insists: the password of its database is in it
+    write_whole(at.path / "accounts.sql", services.database_sql())
+    system.execute(("mariadb-install-db", "--no-defaults", f"--datadir={at.database}", "--user=root", "--skip-test-db", *SMALL_DATABASE))
 
 
 def _write_ssh(lab: Lab, at: Folder) -> None:
@@ -130,11 +147,29 @@ def service_commands(lab: Lab, at: Folder, host: Host | None) -> Iterator[Comman
         folder = at.munge_socket.parent
         files = {"key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         yield "munged", "--foreground", f"--socket={at.munge_socket}", *(f"--{key}={folder / name}" for key, name in files.items())
-        yield "slurmctld", "-D", "-f", str(at.slurm_conf)
+        if lab.has_accounting:
+            yield from _account_commands(lab, at)
+        else:
+            yield "slurmctld", "-D", "-f", str(at.slurm_conf)
     elif lab.has_slurm:
         yield "slurmd", "-D", "-N", str(host), "-f", str(at.slurm_conf)
     if lab.has_ssh and host is not None:
         yield shutil.which("sshd", path=system.PATH) or "sshd", "-D", "-e", "-f", str(at.ssh_config.parent / "sshd_config")
+
+
+def _account_commands(lab: Lab, at: Folder) -> Iterator[Command]:
+    """The database, the server of the accounts once the database answers, and the controller once its cluster is in the accounts."""
+    files = {
+        "datadir": at.database,
+        "socket": at.database_socket,
+        "pid-file": at.path / "accounts.pid",
+        "init-file": at.path / "accounts.sql",
+    }
+    where = (f"--{key}={value}" for key, value in files.items())
+    yield "mariadbd", "--no-defaults", "--user=root", "--bind-address=127.0.0.1", *where, *SMALL_DATABASE
+    yield "sh", "-c", 'until [ -S "$0" ]; do sleep 0.2; done; exec slurmdbd -D', str(at.database_socket)
+    known = 'until sacctmgr --immediate --quiet add cluster "$0"; do sleep 0.5; done; exec slurmctld -D -f "$1"'
+    yield "sh", "-c", known, lab.name, str(at.slurm_conf)
 
 
 def environment(lab: Lab, at: Folder, base: Mapping[str, str]) -> dict[str, str]:

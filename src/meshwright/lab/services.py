@@ -15,6 +15,7 @@ from meshwright.lab.description import LOGIN, Host, Lab
 GPU = "pretended"  # the type of GPU that Slurm is told of
 NODE_MB = 4000  # memory that Slurm is told of; it does not hand it out
 LOST_S = 20  # after which Slurm gives a silent node up
+DATABASE_USER = "slurm"
 CREDENTIAL_S = 15  # Slurm waits so long before it starts a requeued job again; its own 120 s are for clocks that differ
 
 
@@ -47,6 +48,16 @@ class Folder:
     def hosts(self, *, is_login: bool) -> Path:
         """What stands in for /etc/hosts on the hosts, or on the login host."""
         return self.path / ("hosts.login" if is_login else "hosts")
+
+    @property
+    def database(self) -> Path:
+        """The folder of the database of Slurm's accounts."""
+        return self.path / "accounts"
+
+    @property
+    def database_socket(self) -> Path:
+        """Where the database answers once it is ready."""
+        return self.path / "accounts.socket"
 
     def log(self, name: str) -> Path:
         """What a host's services print."""
@@ -92,12 +103,52 @@ def slurm_conf(lab: Lab, folder: Folder) -> str:
         "JobRequeue": "1",
         "PropagateResourceLimits": "NONE",
     }
+    if lab.has_accounting:
+        values |= {
+            "AccountingStorageType": "accounting_storage/slurmdbd",
+            "AccountingStorageHost": lab.management_address(None),
+            "AccountingStoragePass": str(folder.munge_socket),  # so Slurm calls the socket of munge here
+            "AccountingStorageEnforce": "associations,qos",  # jobs need an account and a quality of service that exist, as at sites
+            "AccountingStorageTRES": "gres/gpu",
+            "JobAcctGatherType": "jobacct_gather/linux",
+        }
     nodes = [
         f"NodeName={host} NodeAddr={lab.management_address(host)} CPUs={lab.num_ranks} RealMemory={NODE_MB} Gres=gpu:{GPU}:{lab.num_ranks}"
         for host in lab.hosts
     ]
     partition = f"PartitionName={lab.name} Nodes=ALL Default=YES State=UP MaxTime=INFINITE"
     return _lines([*(f"{key}={value}" for key, value in values.items()), *nodes, partition])
+
+
+def slurmdbd_conf(lab: Lab, folder: Folder) -> str:
+    """The server of Slurm's accounts, beside its controller; only the login host reaches the database."""
+    values = {
+        "AuthType": "auth/munge",
+        "AuthInfo": str(folder.munge_socket),
+        "DbdHost": LOGIN,
+        "DbdAddr": lab.management_address(None),
+        "SlurmUser": "root",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "127.0.0.1",
+        "StorageUser": DATABASE_USER,
+        "StoragePass": DATABASE_USER,
+        "StorageLoc": DATABASE_USER,
+        "LogFile": str(folder.log("slurmdbd")),
+        "PidFile": f"{folder.path}/slurmdbd.pid",
+    }
+    return _lines(f"{key}={value}" for key, value in values.items())
+
+
+def database_sql() -> str:
+    """What the database is told when it starts. Its port is open inside the login host's namespace only."""
+    user = f"'{DATABASE_USER}'@'localhost'"
+    return _lines(
+        [
+            f"CREATE DATABASE IF NOT EXISTS {DATABASE_USER};",
+            f"CREATE USER IF NOT EXISTS {user} IDENTIFIED BY '{DATABASE_USER}';",
+            f"GRANT ALL ON {DATABASE_USER}.* TO {user};",
+        ]
+    )
 
 
 def topology_conf(lab: Lab) -> str:

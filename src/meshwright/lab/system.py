@@ -45,6 +45,12 @@ def check_able() -> None:
         )
 
 
+def check_program(name: str) -> None:
+    """Raise an error if there is no such program to be run on the hosts."""
+    if name != "meshwright" and shutil.which(name, path=PATH) is None:
+        raise InputError(f"there is no program {name!r}", where="the command", fix="correct its name, or give its whole path")
+
+
 def execute(command: Command) -> str:
     """What a command printed; an error if it failed."""
     try:

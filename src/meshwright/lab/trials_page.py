@@ -62,7 +62,7 @@ def scaling_words(sizes: Sequence[Size]) -> str:
     return (
         f"On {last.num_racks} racks a step takes {1 / measured:.2f} times as long as on one, as predicted {1 / predicted:.2f} times. "
         f"The forecast is off by {per_cent(worst.off, '+.0f')} at most, with {worst.num_racks} racks. "
-        f"The noise floor is {per_cent(noise_floor(sizes))}: so far the two halves of one run differ at most."
+        f"The noise floor is {per_cent(noise_floor(sizes))}, the largest difference between the two halves of one run."
     )
 
 

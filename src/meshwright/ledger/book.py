@@ -12,17 +12,18 @@ from pathlib import Path
 from meshwright.ledger.energy import Energy, energy_of
 from meshwright.ledger.own_plan import own_plan
 from meshwright.ledger.rate import Rate, rate_of
-from meshwright.ledger.timeline import SPARES, Span, spans_of, unbelievable
+from meshwright.ledger.timeline import BESIDE, MISSING, SPARES, Span, spans_of, unbelievable
 from meshwright.plan.plan import Plan
 from meshwright.record.header import RUNNING
 from meshwright.record.run import Run, read_run
 from meshwright.units import HOUR
 
-STATES = ("compute", "exposed", "bubble", "stalled", "checkpoint", "idle")
+STATES = ("compute", "exposed", "bubble", "stalled", "recovering", "checkpoint", "idle")
 CENT = Decimal("0.01")
 DIGITS = 60  # of sums: more than any run has cents
 
-# The state of every second. Stalled means that something failed; idle means paid time without work of the accelerators.
+# The state of every second. Stalled means that something failed; recovering, that the run goes on after a fault, from its last step before
+# that to the next; idle means paid time without work of the accelerators.
 STATE_OF = {
     "compute": "compute",
     "optimizer": "compute",
@@ -31,6 +32,7 @@ STATE_OF = {
     **{f"exposed_{axis}": "exposed" for axis in ("tp", "cp", "pp", "dp", "ep")},
     "bubble": "bubble",
     "stalled": "stalled",
+    "recovering": "recovering",
     "checkpoint": "checkpoint",
     "data": "idle",
     "overhead": "idle",
@@ -152,15 +154,21 @@ def _ledger(run: Run, plan: Plan | None, price: Rate | None, region: str, notes:
         name=run.header.name,
         kind=run.header.kind,
         status=run.header.status,
-        num_gpus=max((span.num_gpus for span in spans if span.what != SPARES), default=run.header.num_ranks)
-        + sum(span.num_gpus for span in spans if span.what == SPARES),
-        wall_s=math.fsum(span.end_s - span.start_s for span in spans if span.what != SPARES),
+        num_gpus=_most_gpus(spans, run.header.num_ranks),
+        wall_s=math.fsum(span.end_s - span.start_s for span in spans if span.what not in BESIDE),
         entries=tuple(_entry(row, cents) for row, cents in zip(rows, usd, strict=True)),
         price=last,
         usd_unrounded=sum((value or Decimal(0) for value in exact), Decimal(0)) if is_priced or (not rows and last) else None,
         energy=energy,
         notes=(*notes, *_notes(run, spans, rates, price), *energy.notes),
     )
+
+
+def _most_gpus(spans: Sequence[Span], default: int) -> int:
+    """The largest number of accelerators that were paid for at once, with spares and with those of lost replicas."""
+    missing = {span.start_s: span.num_gpus for span in spans if span.what == MISSING}
+    training = [span.num_gpus + missing.get(span.start_s, 0) for span in spans if span.what not in BESIDE]
+    return max(training, default=default) + sum(span.num_gpus for span in spans if span.what == SPARES)
 
 
 def _by_state(span: Span, joules: Mapping[str, float] | None) -> list[tuple[str, float, float | None]]:

@@ -21,7 +21,12 @@ from meshwright.record.run import Run
 
 SIMULATED_WEEKS = "checkpoint_interval_s"  # a start event with this field marks simulated weeks, whose recorded steps are a sample
 RESUMED = "resumed"
+MEMBERSHIP = "membership"
+RELEASES = ("scaled", "planned")  # reasons of a membership after which replicas that left are no longer paid for
 SPARES = "spare nodes"
+CHANGE = "change of replicas"
+MISSING = "lost replicas"  # paid for until they are back
+BESIDE = (SPARES, MISSING)  # accelerators that are paid for beside those that train
 ROUNDED_S = 0.005  # events of simulated weeks give their times to the millisecond
 
 
@@ -43,11 +48,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """The run from one start to its end, or to the kill before it was resumed."""
+    """The run from one start, or one change of its replicas, to the next; or to its end."""
 
-    start_s: float
+    start_s: float  # no later than the end of the life before: the time between is paid for
     num_gpus: int
     rate: Rate | None
+    num_missing: int = 0  # accelerators of replicas that were lost
     steps: tuple[StepRecord, ...] = ()
     lost: frozenset[int] = field(default=frozenset())  # steps of it that a later life did again
     events: tuple[Event, ...] = ()
@@ -63,9 +69,18 @@ def spans_of(run: Run) -> list[Span]:
         return list(_weeks(run))
     spans: list[Span] = []
     for life in lives(run):
-        begins_s = max(life.start_s, spans[-1].end_s if spans else 0.0)
-        spans += _Walk(life, begins_s).spans()
+        begins_s = max(life.start_s, max((span.end_s for span in spans), default=0.0))
+        found = _Walk(life, begins_s).spans()
+        spans += found
+        if life.num_missing and found:
+            spans.append(_missing(life, begins_s, found[-1].end_s))
     return spans
+
+
+def _missing(life: Life, start_s: float, end_s: float) -> Span:
+    """What replicas that were lost cost until they are back."""
+    uses_s = {"recovering": end_s - start_s}
+    return Span(start_s=start_s, end_s=end_s, what=MISSING, uses_s=uses_s, num_gpus=life.num_missing, rate=life.rate)
 
 
 def unbelievable(run: Run) -> int:
@@ -83,28 +98,35 @@ def lives(run: Run) -> list[Life]:
     resumed_after = [group[0].step for group in groups[1:]]
     steps = _steps_by_life(run.records, list(abandoned(run.folder)), resumed_after)
     kept = {id(record) for record in run.records}
-    made = []
-    for number, (events, done) in enumerate(zip(groups, steps, strict=True)):
-        first = events[0] if events else None
-        detail = first.detail if first else {}
-        starting_s = _seconds(detail.get("starting_s"))
-        made.append(
-            Life(
-                start_s=max(first.time_s - starting_s, 0.0) if number and first else 0.0,
-                num_gpus=_count(detail.get("num_ranks"), 0) or run.header.num_ranks,
-                rate=Rate.from_json(detail.get("price")),
-                steps=tuple(done),
-                lost=frozenset(record.step for record in done if id(record) not in kept),
-                events=tuple(events),
-            )
-        )
+    made: list[Life] = []
+    for events, done in zip(groups, steps, strict=True):
+        lost = frozenset(record.step for record in done if id(record) not in kept)
+        made.append(replace(_begun(events, made[-1] if made else None, run), steps=tuple(done), lost=lost, events=tuple(events)))
     return made
+
+
+def _begun(events: Sequence[Event], before: Life | None, run: Run) -> Life:
+    """A life without its steps, from the event that it begins with."""
+    first = events[0] if events else None
+    detail = first.detail if first else {}
+    num_gpus = _count(detail.get("num_ranks"), 0) or run.header.num_ranks
+    if before is not None and first is not None and first.kind == MEMBERSHIP:
+        paid = num_gpus if detail.get("reason") in RELEASES else max(num_gpus, before.num_gpus + before.num_missing)
+        return Life(start_s=0.0, num_gpus=num_gpus, rate=before.rate, num_missing=paid - num_gpus)
+    is_stop = before is not None and first is not None and _recovery(events) is None
+    start_s = max(first.time_s - _seconds(detail.get("starting_s")), 0.0) if is_stop and first else 0.0
+    return Life(start_s=start_s, num_gpus=num_gpus, rate=Rate.from_json(detail.get("price")))
+
+
+def _recovery(events: Iterable[Event]) -> Event | None:
+    """The event that says how the run went on by itself after a fault, if a life began with that."""
+    return next((event for event in events if event.kind == "incident" and "down_s" in event.detail), None)
 
 
 def _events_by_life(events: Iterable[Event]) -> list[list[Event]]:
     groups: list[list[Event]] = [[]]
     for event in events:
-        if event.kind == RESUMED:
+        if event.kind == RESUMED or (event.kind == MEMBERSHIP and _count(event.detail.get("generation"), 0)):
             groups.append([])
         groups[-1].append(event)
     return groups
@@ -166,6 +188,9 @@ def _marks(events: Iterable[Event]) -> Iterator[_Mark]:
         detail, took_s = event.detail, _seconds(event.detail.get("seconds"))
         if event.kind in ("start", RESUMED):
             yield _Mark(event.step, "start", "starting", math.inf, event.time_s)
+        elif event.kind == MEMBERSHIP and _count(detail.get("generation"), 0):
+            took_s = _seconds(detail["change_s"]) if "change_s" in detail else math.inf
+            yield _Mark(event.step, CHANGE, "recovering", took_s, event.time_s)
         elif event.kind == "evaluation":
             yield _Mark(event.step, "evaluation", "evaluation", took_s, event.time_s)
         elif event.kind in ("checkpoint", "checkpoint_failed"):
@@ -174,9 +199,9 @@ def _marks(events: Iterable[Event]) -> Iterator[_Mark]:
         elif event.kind == "nan" or (event.kind == "stall" and not took_s):
             yield _Mark(event.step, "stall" if event.kind == "stall" else "a step that failed", "stalled", math.inf, event.time_s)
         elif event.kind == "fault":
-            yield _Mark(event.step, "fault", "stalled", 0.0, event.time_s)
+            yield _Mark(event.step, "fault", "recovering", 0.0, event.time_s)
         elif event.kind == "restart":
-            yield _Mark(event.step, "restart", "stalled", math.inf, event.time_s)
+            yield _Mark(event.step, "restart", "recovering", math.inf, event.time_s)
 
 
 class _Walk:
@@ -189,7 +214,7 @@ class _Walk:
 
     def spans(self) -> list[Span]:
         """All of the life."""
-        marks = sorted(_marks(self.life.events), key=lambda mark: mark.after_step)
+        marks = sorted(self._marks(), key=lambda mark: mark.after_step)
         done = 0
         for mark in marks:
             upto = done
@@ -201,6 +226,15 @@ class _Walk:
         self._steps(self.life.steps[done:])
         self._gap(max((event.time_s for event in self.life.events), default=self.now_s))
         return self.made
+
+    def _marks(self) -> Iterator[_Mark]:
+        """What took time between steps. After a fault, all until the next step began is recovery, not a start."""
+        recovery = _recovery(self.life.events)
+        if recovery is not None:
+            step_s = next((record.step_s for record in self.life.steps if record.step == recovery.step), 0.0)
+            took_s = sum(_seconds(recovery.detail.get(name)) for name in ("noticed_after_s", "down_s"))
+            yield _Mark(recovery.step - 1, "recovery", "recovering", took_s, recovery.time_s - step_s)
+        yield from (mark for mark in _marks(self.life.events) if recovery is None or mark.what not in ("start", CHANGE))
 
     def _steps(self, steps: Sequence[StepRecord]) -> None:
         """Steps end to end; those that were done again, and those that a meter saw, are separate spans."""
@@ -283,7 +317,7 @@ def _weeks(run: Run) -> Iterator[Span]:
     rate, work, now_s = Rate.from_json(start.detail.get("price")), _mean_shares(start) or _work_shares(run.records), 0.0
     for event in (event for event in run.events if event.kind in ("fault", *ENDS)):
         for what, took_s, is_lost in _between(event, max(event.time_s - now_s, 0.0)):
-            shares = work if what == "steps" else {"checkpoint" if what == "checkpoint" else "stalled": 1.0}
+            shares = work if what == "steps" else {"checkpoint" if what == "checkpoint" else "recovering": 1.0}
             yield Span(
                 start_s=now_s,
                 end_s=now_s + took_s,

@@ -22,7 +22,7 @@ from meshwright.describe.products import Product, attention_products, mlp_produc
 from meshwright.describe.profile import Slice
 from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
-from meshwright.describe.workload import Adapters, Workload
+from meshwright.describe.workload import FEW_BITS, Adapters, Workload
 from meshwright.errors import FitError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
@@ -62,10 +62,6 @@ def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe
     return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
 
 
-# Bits of an element of a frozen matrix, with the scales of its blocks; a row has another scale of 32 bits (train/kernels/few_bits.py).
-FEW_BITS = {"fp8": 8.0, "nf4": 4.0 + 8 / 64}
-
-
 @dataclass(frozen=True)
 class _Shapes:
     """Numbers of one model under one recipe that do not depend on the layout; bytes are per token."""
@@ -74,10 +70,10 @@ class _Shapes:
     recipe: Recipe
     adapters: Adapters | None
     imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean
-    is_own: bool = False  # whether meshwright's trainer runs the model
+    is_own: bool = False  # whether meshwright's trainer runs it
 
     @staticmethod
-    def of(model: Model, workload: Workload, recipe: Recipe | None, *, is_own: bool = False) -> _Shapes:
+    def of(model: Model, workload: Workload, recipe: Recipe | None, is_own: bool = False) -> _Shapes:
         return _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters, workload.expert_imbalance, is_own)
 
     def routed_more(self, layouts: Layouts) -> Column:
@@ -144,10 +140,13 @@ class _Shapes:
     def kept(self, kind: str) -> Recipe:
         """The recipe for one kind of matrix multiplication.
 
-        An adapter keeps its input after a dropout in bf16, and the mask of the dropout; a frozen weight keeps nothing.
+        An adapter keeps its input after a dropout in bf16, and the mask of the dropout; a frozen weight keeps nothing. Without a dropout
+        meshwright's trainer keeps the input alone, once for all adapters that read it.
         """
         if not self.adapters:
             return self.recipe
+        if self.is_own and not self.adapters.dropout:
+            return replace(self.recipe, input_bytes=self.recipe.tensor_bytes if self.adapters.adapts(kind) else 0.0)
         return replace(self.recipe, input_bytes=BF16_BYTES + 1 if self.adapters.adapts(kind) else 0.0)
 
     @cached_property
@@ -334,7 +333,7 @@ def stage_rows(priced: Footprint, row: int = 0) -> tuple[StageMemory, ...]:
 
 
 def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None, stage: NDArray[np.int64], is_own: bool) -> Footprint:
-    shapes = _Shapes.of(model, workload, recipe, is_own=is_own)
+    shapes = _Shapes.of(model, workload, recipe, is_own)
     split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     cut = _Cut.of(shapes, layouts, split, stage)
     weights, gradients, optimizer = _static_bytes(shapes, layouts, cut, is_own)
@@ -413,7 +412,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     if shapes.adapters:
         weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
-        weights = weights + BF16_BYTES * common
+        weights = weights + (recipe.tensor_bytes if is_own else BF16_BYTES) * common
     gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
     if is_own:
         for held, sharing in ((common, ranks), (routed, expert_ranks)):
@@ -424,10 +423,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
 
 
 def _saved_by_few_bits(shapes: _Shapes, layouts: Layouts, cut: _Cut, weight_bytes: float) -> Column:
-    """Bytes that a frozen base needs less if the matrices of its layers are kept in few bits: tables and norms are not.
-
-    The trainer makes a weight again for each product, so that the largest one is in memory once more.
-    """
+    """Bytes that a frozen base needs less if the matrices of its layers are kept in few bits: tables and norms are not."""
     assert shapes.adapters is not None, "a base is frozen beside adapters"
     bits = FEW_BITS.get(shapes.adapters.base)
     if bits is None:
@@ -435,8 +431,13 @@ def _saved_by_few_bits(shapes: _Shapes, layouts: Layouts, cut: _Cut, weight_byte
     model = shapes.model
     per_element = bits / 8 + FP32_BYTES / model.hidden
     kept = cut.layers * (shapes.dense_layer_parameters + shapes.copied(layouts) * shapes.key_value_parameters) / layouts.tp
-    largest = widest_product(model) * model.hidden / layouts.tp
-    return np.asarray(kept * (weight_bytes - per_element) - largest * shapes.recipe.tensor_bytes)
+    return np.asarray(kept * (weight_bytes - per_element))
+
+
+def _made_weight_bytes(shapes: _Shapes, layouts: Layouts) -> Column:
+    """Bytes of the largest weight of a base in few bits, which is made for each product."""
+    is_few = shapes.adapters is not None and shapes.adapters.base in FEW_BITS
+    return np.asarray(is_few * shapes.recipe.tensor_bytes * widest_product(shapes.model) * shapes.model.hidden / layouts.tp)
 
 
 def widest_product(model: Model) -> float:
@@ -511,11 +512,11 @@ def _extra_bytes(
         "mla_up_proj"
     ) * shapes.rebuilt_up
     again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
-    backward = (tokens / layouts.tp) * (shapes.backward(layouts) + again)
+    backward = (tokens / layouts.tp) * (shapes.backward(layouts) + again) + _made_weight_bytes(shapes, layouts)
     padding, tp = _padding_parameters(model, layouts), layouts.tp.astype(np.float64)
     vocab_size = model.vocab_size + padding / model.hidden
     if is_own:
-        loss = memory.blocked_loss_bytes(tokens, model.hidden, vocab_size, tp, recipe)
+        loss = memory.blocked_loss_bytes(tokens, model.hidden, vocab_size, tp, recipe, trained)
     else:
         loss = memory.loss_bytes(tokens, model.hidden, vocab_size, tp, recipe, trained)
     loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)

@@ -11,8 +11,37 @@ from meshwright.cost.measured import Correction, Placed, Rates, Shape, ends_time
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, Profile, RankChunk, Slice, shape_of
 from meshwright.describe.recipe import recipe
-from meshwright.describe.workload import Workload
+from meshwright.describe.workload import FEW_BITS, Adapters, Workload
 from meshwright.errors import InputError, argument
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Bytes that a layer with a frozen base moves besides: for the products of its adapters, and to make weights of few bits.
+
+    Products with a side as short as a rank take as long as their other sides take to move. Forward they read the input, and add to the
+    output; backward they read the output's gradient twice and the input, and add to the input's gradient.
+    """
+
+    token_bytes: tuple[float, float]  # forward and backward
+    made_bytes: float  # of a layer, each way: codes read, weights written
+
+    @staticmethod
+    def of(model: Model, adapters: Adapters, element_bytes: float) -> Frozen:
+        """For all products of a layer that have adapters."""
+        sides = {
+            "qkv": (model.hidden, model.query_dim + 2 * model.kv_dim, "qkv"),
+            "o": (model.value_dim, model.hidden, "proj"),
+            "into": (model.hidden, (model.mlp_matrices - 1) * model.ffn_hidden, "mlp"),
+            "down": (model.ffn_hidden, model.hidden, "mlp"),
+        }
+        forward = sum(read + 2 * written for read, written, kind in sides.values() if adapters.adapts(kind))
+        backward = sum(3 * read + 2 * written for read, written, kind in sides.values() if adapters.adapts(kind))
+        elements = sum(read * written for read, written, _ in sides.values())
+        bits = FEW_BITS.get(adapters.base)
+        return Frozen(
+            (forward * element_bytes, backward * element_bytes), elements * (bits / 8 + element_bytes) if bits is not None else 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +58,14 @@ class Measured:
     slices: tuple[Slice, ...]  # of this model; empty: the corrections are those of other models
     block_rows: int  # rows of logits that were timed at once
     element_bytes: float  # of the tensors between operations
+    frozen: Frozen | None  # the base, if adapters are trained beside it
 
 
 def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
     """What a profile says about one job; raises an error if it contains nothing suitable."""
-    if model.experts or model.latent or workload.adapters:
+    if model.experts or model.latent:
         raise InputError(
-            f"a hardware profile prices dense models that are trained whole, and {model.name} is not",
+            f"a hardware profile prices dense models, and {model.name} is not one",
             where=argument("profile"),
             fix="leave the profile out",
         )
@@ -69,6 +99,7 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
         slices=tuple(own),
         block_rows=block_rows,
         element_bytes=element_bytes,
+        frozen=Frozen.of(model, workload.adapters, element_bytes) if workload.adapters else None,
     )
 
 

@@ -97,7 +97,8 @@ def bytes_of(job: Job, layouts: Layouts) -> Footprint:
     """Bytes of every layout; if a hardware profile has slices of this model, as measured on them."""
     model, workload, profile = job.model, job.workload, job.software.profile
     counted = footprint(model, workload, layouts, recipe_for(workload.precision, job.cluster.accelerator), is_own=job.software.is_own)
-    cuts = profile.slices_of(model, format_of(workload.precision), workload.precision) if profile else []
+    is_whole = workload.adapters is None  # slices were trained whole
+    cuts = profile.slices_of(model, format_of(workload.precision), workload.precision) if profile and is_whole else []
     return with_slice(counted, model, workload, layouts, cuts[-1]) if cuts else counted
 
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s, sent_once_s
 from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
-from meshwright.cost.measured import ends_time, exchange_s, layer_time, placed_exchange_s, tensor_exchange_s
+from meshwright.cost.measured import LayerTime, ends_time, exchange_s, layer_time, placed_exchange_s, tensor_exchange_s
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes
 from meshwright.errors import InputError
-from meshwright.layout import CP_KINDS, OPS, USUAL_RECOMPUTE, Layouts
+from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict import traffic
 from meshwright.predict.footprint import OFFLOADED_SHARE
@@ -508,9 +508,10 @@ class MeasuredPricer(Pricer):
 
     def __init__(self, inputs: Inputs, layouts: Layouts, constants: Constants, measured: Measured) -> None:
         super().__init__(replace(inputs, log_factor=0.0), layouts, constants)
-        if (layouts.recompute >= len(USUAL_RECOMPUTE)).any():
+        known = (*USUAL_RECOMPUTE, "mlp")
+        if not np.isin(layouts.recompute, [RECOMPUTE.index(kind) for kind in known]).all():
             raise InputError(
-                f"a hardware profile was measured with our own trainer, which recomputes {', '.join(USUAL_RECOMPUTE)} alone",
+                f"a hardware profile was measured with our own trainer, which recomputes {', '.join(known)} alone",
                 where="layout.recompute",
                 fix="choose one of these, or price without the profile",
             )
@@ -565,7 +566,7 @@ class MeasuredPricer(Pricer):
         """Seconds of a layer for one micro-batch. What recomputing adds leaves out the last product, which nothing reads again; but a
         compiled layer, as on a GPU where no rank waits inside it and nothing is put off, is run whole."""
         way, fix = self.m.layer.factor * self.crowd, self.m.layer.fixed_s * self.crowd
-        seen = layer_time(self.m.shape, self.sequences / self.cp, np.asarray(self.q.seq_len), self.tp, self.m.rates)
+        seen = self._layer_time()
         attention = seen.attention[0] * way, seen.attention[1] * way
         ones = np.ones_like(self.tokens)
         matmul = seen.matmul[0] * way * ones, seen.matmul[1] * way * ones
@@ -579,17 +580,28 @@ class MeasuredPricer(Pricer):
                 exposed_cp=self.context_s(attention[0]),
                 exposed_ep=self.expert_s(),
                 weight_s=seen.weight_s * way * ones,
-                parts_s=0.0 * ones,
+                parts_s=np.where(self.l.recomputes("mlp"), seen.into_s * way, 0.0) * ones,
                 offload_s=0.0 * ones,
             )
         )
-        stops_early = self.m.profile.shares_cores | (self.tp > 1) | self.l.is_zero_bubble
+        stops_early = self.m.profile.shares_cores | (self.tp > 1) | self.l.is_zero_bubble | (self.m.frozen is not None)
         unread_s = np.where(self.l.recomputes_all & stops_early, seen.last_s * way, 0.0)
         return replace(layer, matmul=(layer.matmul[0], layer.matmul[1] - unread_s))
 
+    def _layer_time(self) -> LayerTime:
+        """Seconds of a layer as its kernels were timed, with its adapters where its weights are frozen."""
+        m = self.m
+        seen = layer_time(m.shape, self.sequences / self.cp, np.asarray(self.q.seq_len), self.tp, m.rates)
+        if m.frozen is None:
+            return seen
+        made_s = m.frozen.made_bytes / self.tp / m.rates.elementwise_bytes_per_s
+        each_s = [self.tokens * token_bytes / self.tp / m.rates.elementwise_bytes_per_s + made_s for token_bytes in m.frozen.token_bytes]
+        return seen.frozen(*each_s)
+
     def head_s(self) -> tuple[Column, Column]:
         """Seconds of both ends of one micro-batch: embedding, output projection, loss."""
-        forward_s, backward_s = ends_time(self.m.shape, self.tokens, self.m.block_rows, self.tp, self.m.rates)
+        trained = self.m.frozen is None
+        forward_s, backward_s = ends_time(self.m.shape, self.tokens, self.m.block_rows, self.tp, self.m.rates, trained=trained)
         factor, fixed_s = self.m.ends.factor * self.crowd, self.m.ends.fixed_s * self.crowd
         exchange_s_ = self.ends_tp_s() / 2
         return forward_s * factor + fixed_s / 3 + exchange_s_, backward_s * factor + fixed_s * 2 / 3 + exchange_s_

@@ -251,8 +251,17 @@ def _replace(folder: Path, contents: Mapping[str, bytes]) -> None:
             (folder / name).unlink()
     for name, data in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if _content(folder / name) != data:
-            replace_file(folder / name, data)
+        _update(folder / name, data)
+
+
+def _update(path: Path, data: bytes) -> None:
+    """Make `data` the content of a file. A file that has only grown keeps its place, so that who follows it need not begin again."""
+    before = _content(path)
+    if before and data.startswith(before):
+        with open(path, "ab") as file:
+            file.write(data[len(before) :])
+    elif before != data:
+        replace_file(path, data)
 
 
 def _contents(place: Remote) -> dict[str, bytes]:

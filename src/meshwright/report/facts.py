@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.describe.load import THIS_MACHINE
 from meshwright.errors import InputError
 from meshwright.ledger import Ledger, evaluation_s, ledger_of_run, own_plan
-from meshwright.ledger.timeline import spans_of
+from meshwright.ledger.timeline import BESIDE, CHANGE, spans_of
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import ENDS, Event
 from meshwright.record.header import RUNNING
@@ -417,7 +417,7 @@ def time_split(run: Run, plan: Plan | None, summary: Summary) -> TimeSplit:
     by_what: defaultdict[str, float] = defaultdict(float)
     lost_s = 0.0
     for span in spans_of(run):
-        if span.what == "spare nodes":  # at the same time as the others, not after them
+        if span.what in BESIDE:  # at the same time as the others, not after them
             continue
         if span.is_lost:
             lost_s += span.end_s - span.start_s
@@ -439,6 +439,8 @@ def time_split(run: Run, plan: Plan | None, summary: Summary) -> TimeSplit:
         Cost(key="checkpoint", name="checkpoints", seconds=by_what["checkpoint"], remark=_counted(run, "checkpoint")),
         Cost(key="start", name="start", seconds=by_what["start"], remark="before the first step, after each start"),
         Cost(key="stopped", name="stopped", seconds=sum(by_what[what] for what in STOPS), remark=_counted(run, "fault")),
+        Cost(key="recovery", name="recovery", seconds=by_what["recovery"], remark=_counted(run, "incident")),
+        Cost(key="change", name="changes of replicas", seconds=by_what[CHANGE], remark="replicas that joined or left"),
         Cost(key="lost", name="work done again", seconds=lost_s, remark="steps since the last checkpoint"),
         Cost(key="between", name="between steps", seconds=by_what["between steps"], remark="recording and waiting that no step counts"),
     )

@@ -75,14 +75,14 @@ def next_free_port(host: str, port: int) -> int | None:
     return None
 
 
-def serve(runs: Path, listener: socket.socket, door: Door, encryption: Encryption | None = None) -> None:
+def serve(shelf: Shelf, listener: socket.socket, door: Door, encryption: Encryption | None = None) -> None:
     """Serve the page until Ctrl-C or SIGTERM."""
     import uvicorn
 
     with suppress(OSError):
         os.nice(NICENESS)
     config = uvicorn.Config(
-        guarded(Shelf(runs), door),
+        guarded(shelf, door),
         log_level="error",  # bad requests from strangers are not worth a message
         http=crowd_protocol(),
         access_log=False,

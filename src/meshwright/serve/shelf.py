@@ -33,8 +33,8 @@ MAX_TEXT = 2_000  # characters in one value of an event
 class Shelf:
     """The runs folder. It has one lock: requests take turns, so that each byte is read once."""
 
-    def __init__(self, runs: Path) -> None:
-        self.runs = runs
+    def __init__(self, runs: Path, name: str = "") -> None:
+        self.runs, self.name = runs, name or str(runs)  # the name is the URL for a copy of runs in object storage
         self.books = Books()
         self._found: dict[str, LiveRun] = {}
         self._settled: dict[str, tuple[float, dict[str, Any]]] = {}  # rows that no longer change, and when the folder was last written to
@@ -50,7 +50,7 @@ class Shelf:
             self._settled = {name: row for name, row in self._settled.items() if touched.get(name) == row[0]}
             self._look_at([name for name in shown if name not in self._settled])
             rows = [self._settled[name][1] if name in self._settled else self._row(name, touched[name]) for name in shown]
-        return {"runs": rows, "num_runs": len(touched), "folder": str(self.runs)}
+        return {"runs": rows, "num_runs": len(touched), "folder": self.name}
 
     def shown(self, name: str, *, life: int = 0, after: int = 0, bucket: int = 0, num_events: int = 0) -> dict[str, Any]:
         """One run: its facts, and what is new since the client last asked."""

@@ -25,6 +25,6 @@ def _spans(plan: Plan, seen: Outlook) -> Iterator[Span]:
     parts = {part: steps_s * part_s / total_s for part, part_s in step.parts_s.items() if part_s > 0}
     yield Span(start_s=0.0, end_s=steps_s, what="steps", uses_s=parts, num_gpus=plan.layout.num_ranks)
     if wall_s > steps_s:
-        yield Span(start_s=steps_s, end_s=wall_s, what="restart", uses_s={"stalled": wall_s - steps_s}, num_gpus=plan.layout.num_ranks)
+        yield Span(start_s=steps_s, end_s=wall_s, what="restart", uses_s={"recovering": wall_s - steps_s}, num_gpus=plan.layout.num_ranks)
     if num_spares := campaign.num_spares * campaign.accelerators_per_node:
         yield Span(start_s=0.0, end_s=wall_s, what=SPARES, uses_s={"spare": wall_s}, num_gpus=num_spares)

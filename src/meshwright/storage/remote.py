@@ -116,6 +116,10 @@ class Remote:
         """The size of the object."""
         return int(self._tried("find", lambda: _obstore().head(self._store(), self.key))["size"])
 
+    def written_s(self) -> float:
+        """When the object was written, in seconds of the server's clock."""
+        return float(self._tried("find", lambda: _obstore().head(self._store(), self.key))["last_modified"].timestamp())
+
     def exists(self) -> bool:
         """Whether there is such an object."""
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MOST_WITHOUT_PROGRESS = 3  # faults in a row after which no step further than before was done
 MOST_INCIDENTS = 1000  # in one command
 LASTING = ("input", "interrupt")  # reasons that do not pass: wrong input, and a user who stops the run
 
@@ -26,6 +25,7 @@ class Incident:
     noticed_s: float  # when it was noticed, by the monotonic clock
     silent_s: float = 0.0  # from the last step on record until then: a hang takes a while to notice
     action: str = ""  # what was done, if not a restart from a checkpoint
+    saved_step: int = -1  # of the newest checkpoint then, if all ranks are started again
     step_times_s: Mapping[int, float] = field(default_factory=dict)  # of the steps on record, by number: those after a checkpoint are lost
 
     def lost(self, restarted_step: int) -> tuple[int, float]:
@@ -34,32 +34,53 @@ class Incident:
         return max(self.step - restarted_step, 0), sum(times_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How often one way of going on is tried."""
+
+    most_alike: int  # the same fault at the same step
+    most_without_progress: int  # faults in a row after which no step further than before was done
+    words: str  # what was tried, in the plural
+
+
+RESTARTS = Limits(most_alike=1, most_without_progress=5, words="restarts")
+LOSSES = Limits(most_alike=3, most_without_progress=6, words="losses of replicas")  # a replica may be killed again by chance
+
+
 class Incidents:
     """The faults of one command so far."""
 
     def __init__(self) -> None:
         self.all: list[Incident] = []
-        self._furthest = -1
-        self._num_without_progress = 0
+        self._dealt_with: dict[Limits, list[Incident]] = {RESTARTS: [], LOSSES: []}
+        self._in_vain: dict[Limits, int] = {RESTARTS: 0, LOSSES: 0}
+        self._furthest: dict[Limits, tuple[int, int]] = {RESTARTS: (-1, -1), LOSSES: (-1, -1)}  # step, and step of a checkpoint
 
-    def refusal(self, incident: Incident, most_alike: int = 1) -> str:
-        """Add a fault; return why the run should not be started again, or an empty text.
-
-        `most_alike`: how often the same may happen at the same step. A replica that is lost may be killed again by chance.
-        """
-        before = [one for one in self.all if (one.reason, one.step) == (incident.reason, incident.step)]
+    def refusal(self, incident: Incident, limits: Limits = RESTARTS) -> str:
+        """Add a fault, after which the ranks would be started again, or go on without a replica (`LOSSES`); why not, or an empty text."""
+        before = [one for one in self._dealt_with[limits] if (one.reason, one.step) == (incident.reason, incident.step)]
         self.all.append(incident)
-        self._num_without_progress = 0 if incident.step > self._furthest else self._num_without_progress + 1
-        self._furthest = max(self._furthest, incident.step)
+        self._dealt_with[limits].append(incident)
+        self._count(incident, limits)
         if incident.reason in LASTING:
             return "it would fail again"
-        if len(before) >= most_alike:
-            return f"the same happened at step {incident.step} before (incident {before[-1].number}), after a restart from a checkpoint"
-        if self._num_without_progress >= MOST_WITHOUT_PROGRESS:
-            return f"{self._num_without_progress} restarts in a row came no further than step {self._furthest}"
+        if len(before) >= limits.most_alike:
+            how = ", after a restart from a checkpoint" if limits is RESTARTS else ""
+            return f"the same happened at step {incident.step} before (incident {before[-1].number}){how}"
+        if self._in_vain[limits] >= limits.most_without_progress:
+            return f"{self._in_vain[limits]} {limits.words} in a row came no further than step {self._furthest[limits][0]}"
         if len(self.all) >= MOST_INCIDENTS:
             return f"there were {MOST_INCIDENTS} incidents"
         return ""
+
+    def _count(self, incident: Incident, limits: Limits) -> None:
+        """Count faults without progress: no further step, and no newer checkpoint. After a restart, losses are counted anew."""
+        step, saved_step = self._furthest[limits]
+        has_progress = incident.step > step or incident.saved_step > saved_step
+        self._in_vain[limits] = 0 if has_progress else self._in_vain[limits] + 1
+        self._furthest[limits] = max(step, incident.step), max(saved_step, incident.saved_step)
+        if limits is RESTARTS:
+            self._in_vain[LOSSES], self._furthest[LOSSES] = 0, (-1, -1)
 
     def tried(self) -> str:
         """What was tried, in words."""

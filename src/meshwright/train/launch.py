@@ -37,7 +37,15 @@ AGREEMENT_S = 1800.0  # rank 0 may read a whole checkpoint before it decides
 COLLECT_S = 3.0  # time in which other ranks may report why they failed, after one has failed
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the parent dies
-LOST = ("Connection closed", "Connection reset", "Broken pipe", "Connection refused", "failed to recv", "Application timeout")
+LOST = (
+    "Connection closed",
+    "Connection reset",
+    "Broken pipe",
+    "Connection refused",
+    "failed to recv",
+    "Application timeout",
+    "ncclRemoteError",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +62,7 @@ class Place:
     asked: Connection | None = None  # from that process: a message says that a rank has failed
     secret: bytes = field(default=b"", repr=False)  # shared by the ranks of this job, if they were given one
     name: str = ""  # of this start of the ranks
+    port: int = 0  # at which ranks of several hosts meet; 0: they met in another way
 
     @property
     def control(self) -> SealedStore:
@@ -166,11 +175,11 @@ def run_ranks(num_ranks: int, body: Callable[[Place], object], failed: Callable[
     """
     with suppress(OSError):
         sys.stdout.flush()  # otherwise every rank would print the buffered text
-    children: list[Child] = []
     failed_s: float | None = None
     secret = os.urandom(32)  # other users of this machine reach the store; the ranks are forked, so nobody else learns it
-    with handing_on(children) as asked:
-        server = _start(num_ranks, body, children, secret)
+    with handing_on() as handing:
+        children, asked = handing.children, handing.asked
+        server = _start(num_ranks, body, handing, secret)
         try:
             failed_s = _untilfailure_of(children)
             if failed_s is not None:
@@ -185,14 +194,14 @@ def run_ranks(num_ranks: int, body: Callable[[Place], object], failed: Callable[
     return code
 
 
-def _start(num_ranks: int, body: Callable[[Place], object], children: list[Child], secret: bytes = b"") -> dist.Store:
-    """Fork the ranks into `children`, and return the store. Signals are blocked meanwhile, because a rank would handle them as its own."""
+def _start(num_ranks: int, body: Callable[[Place], object], handing: Handing, secret: bytes = b"") -> dist.Store:
+    """Fork the ranks, and return the store. Signals are blocked meanwhile, because a rank would handle them as its own."""
     listener = socket.create_server((LOCALHOST, 0))
     port = listener.getsockname()[1]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
     try:
         for rank in range(num_ranks):
-            children.append(forked(rank, partial(_placed, rank, num_ranks, port, body, secret), before))
+            handing.add(forked(rank, partial(_placed, rank, num_ranks, port, body, secret), before))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return dist.TCPStore(LOCALHOST, port, num_ranks, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach())
@@ -229,23 +238,40 @@ def _placed(
     )
 
 
+@dataclass(slots=True)
+class Handing:
+    """The ranks that signals are handed on to, and the signals that came. A rank that is forked after a signal receives it as well."""
+
+    children: list[Child] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+
+    def add(self, child: Child) -> None:
+        """Hand signals on to this rank too, and those that have come before it was added."""
+        self.children.append(child)
+        if self.asked:
+            self._hand_on_to(child)
+
+    def hand_on(self, number: int, frame: object) -> None:
+        """The handler of these signals."""
+        self.asked.append(number)
+        for child in self.children:
+            self._hand_on_to(child)
+
+    def _hand_on_to(self, child: Child) -> None:
+        if self.asked.count(signal.SIGINT) > 1:
+            child.end_now()
+        elif child.process.is_alive():
+            child.process.terminate()
+
+
 @contextmanager
-def handing_on(children: Sequence[Child]) -> Iterator[list[int]]:
-    """Forward signals to the ranks as SIGTERM, and a second Ctrl-C as a kill; yields the signals that came."""
-    asked: list[int] = []
-
-    def hand_on(number: int, frame: object) -> None:
-        asked.append(number)
-        for child in children:
-            if asked.count(signal.SIGINT) > 1:
-                child.end_now()
-            elif child.process.is_alive():
-                child.process.terminate()
-
+def handing_on() -> Iterator[Handing]:
+    """Forward signals to the ranks as SIGTERM, and a second Ctrl-C as a kill; yields the ranks, none at first."""
+    handing = Handing()
     heeded = [number for number in HANDED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-    before = {number: signal.signal(number, hand_on) for number in heeded}
+    before = {number: signal.signal(number, handing.hand_on) for number in heeded}
     try:
-        yield asked
+        yield handing
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -82,6 +82,7 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S, secret: b
         store=dist.PrefixStore(f"start/{name}", store),
         secret=secret,
         name=name,
+        port=address.port,
     )
 
 

@@ -120,6 +120,11 @@ def dp_at(memberships: Sequence[Membership], step: int) -> int:
     return [one.dp for one in memberships if one.from_step <= step][-1]
 
 
+def next_dp(memberships: Sequence[Membership], step: int) -> int:
+    """The number of replicas after the next change that follows a step; that of the step itself if none follows."""
+    return next((one.dp for one in memberships if one.from_step > step), dp_at(memberships, step))
+
+
 def changes_after(memberships: Sequence[Membership]) -> frozenset[int]:
     """The steps after which the number of replicas changes."""
     return frozenset(after.from_step - 1 for _, after in pairwise(memberships))

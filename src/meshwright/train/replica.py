@@ -22,7 +22,7 @@ from meshwright.train.kernels import attention_parts, flash_attention, fp8
 from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
 from meshwright.train.membership import num_rounds
-from meshwright.train.model.adapters import add_adapters
+from meshwright.train.model.adapters import Dropout, add_adapters, take_keys
 from meshwright.train.model.attention import Attention
 from meshwright.train.model.compiled import compile_layers, compiles
 from meshwright.train.model.experts import is_routed
@@ -69,6 +69,7 @@ class Replica:
         num_tokens = workload.seq_len // layout.cp
         self.attention = chosen_attention(model, workload, mesh, self.numbers)
         chunks = make_chunks(model, mesh)
+        dropout = Dropout(adapters.dropout if adapters else 0.0, seed)
         for chunk in chunks:
             if adapters:
                 add_adapters(chunk, adapters)
@@ -79,15 +80,17 @@ class Replica:
             if self.numbers.fp8:
                 use_fp8(chunk, mesh)
             if adapters:
-                connect(chunk, adapters, seed, mesh.tp)
+                connect(chunk, adapters, dropout, mesh.tp, mesh.device)
         self.is_sharded = layout.zero_stage == 3 and mesh.shard.size > 1  # with one rank each, whole copies are summed as in ZeRO 0
         self.frozen = [Frozen(chunk, mesh, self.numbers, adapters.base) for chunk in chunks if adapters and not self.is_sharded]
         self.data = [self._data_parallel(chunk) for chunk in chunks]
         self.routers = Routers(model, chunks, mesh, training.balance)
         self._routed: Tensor | None = None  # what routers counted in the last step, summed, on the device
-        if compiles(mesh.layout, mesh.device) and not adapters:
-            for chunk in chunks:
+        for chunk in chunks:
+            if compiles(mesh.layout, mesh.device):
                 compile_layers(chunk, layout, packed=workload.packed)
+            if dropout.share:
+                take_keys(chunk, dropout)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
         self.stage = Stage(mesh, chunks, self.num_micro_batches, shape, self.numbers.compute)
         self.shards: list[Shard] = [shard for data in self.data for shard in data.shards]
@@ -408,9 +411,10 @@ def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
 
 
 def set_recompute(chunk: nn.Module, kind: str) -> None:
-    """Set what the backward pass computes again: nothing, attention, or whole layers."""
+    """Set what the backward pass computes again: nothing, attention, the MLP, or whole layers."""
     for module in chunk.modules():
         if isinstance(module, Block):
             module.recomputes = kind == "full"
+            module.recomputes_mlp = kind == "mlp"
         elif isinstance(module, Attention):
             module.recomputes = kind == "selective"

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.describe.this_machine import processor_name
-from meshwright.errors import MeshwrightError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.flight import remove_traces
@@ -28,9 +28,10 @@ from meshwright.train.checkpoint import CheckpointError, Manifest, Piece
 from meshwright.train.checks import check_job
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.limit import Limit
+from meshwright.train.health.port import port_watched
 from meshwright.train.health.recorder import Recorder, keep_calls
 from meshwright.train.health.signals import StopSignal
-from meshwright.train.health.watch import Diagnosis, Watch, places
+from meshwright.train.health.watch import START_SILENCE_S, Diagnosis, Watch, places
 from meshwright.train.interop.peft import load_peft
 from meshwright.train.interop.trained import weights_in
 from meshwright.train.job import TrainingJob, digests, log_settings
@@ -40,7 +41,7 @@ from meshwright.train.material import Material
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
-from meshwright.train.record.ending import flight_line, gone_ranks, loss_in_words, notices_first, opened, record_end
+from meshwright.train.record.ending import flight_line, gone_ranks, last_step, loss_in_words, notices_first, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
@@ -59,10 +60,16 @@ ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Kernels are loaded at the start, not when they are first called: loading one may wait for a receive that waits for another stage. For most
 # layouts `Replica.try_chunks` loads them in time; fully sharded weights cannot be tried backward without their replicas.
 LOADED_KERNELS = ("CUDA_MODULE_LOADING", "EAGER")
+# Without this a thread of torch ends the whole process when a communicator fails, and with it a replica that could go on.
+KEPT_AFTER_ERRORS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 # Messages between stages have a communicator for each direction, so torch's warning that they wait for one another does not apply.
 OWN_LANES = ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
+
+
+class RecordsLost(MeshwrightError):
+    """Records that could be written before, and now cannot."""
 
 
 def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | None = None) -> str:
@@ -76,6 +83,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
         os.environ.setdefault(*LOADED_KERNELS)
     _claim(device, place, job.plan.layout.num_ranks if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
+    if is_gpu and regroup:
+        os.environ.setdefault(*KEPT_AFTER_ERRORS)
     os.environ.setdefault(*OWN_LANES)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -98,6 +107,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
         regroup.report_hang if regroup else _reporter(job, recorder),
         timeout_s=job.stall_timeout_s,
         start_allowance_s=START_PATIENCE_S,
+        start_silence_s=job.stall_timeout_s if regroup and not regroup.is_first else START_SILENCE_S,  # nothing is read from disk then
         place=places(layout.coordinate),
         witness=recorder.write,
         end=(lambda code: watch.rest()) if regroup else os._exit,
@@ -110,12 +120,26 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
             layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
         )
         recorder.groups = mesh.made
-        with _locked(job, place) as mirror:
+        port = place.port if place.rank == 0 else 0
+        watched = port_watched(port, place.num_ranks, _noting(job), is_sealed=bool(place.secret))
+        with _locked(job, place) as mirror, watched:
             status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup, mirror)
     finally:
         watch.stop()
     dist.destroy_process_group()
     return status
+
+
+def _noting(job: TrainingJob) -> Callable[[str], None]:
+    """Says and records that strangers are at the port of the ranks."""
+
+    def note(message: str) -> None:
+        print(f"meshwright: {message}", file=sys.stderr, flush=True)
+        with suppress(MeshwrightError, OSError):  # a run that has not begun has no events yet
+            detail = {"message": message}
+            append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="flood", step=last_step(job.folder), detail=detail))
+
+    return note
 
 
 def _claim(device: torch.device, place: Place, num_sharing: int, *, shares_gpu: bool = False) -> None:
@@ -165,7 +189,7 @@ def _train(
         progress = _begin(job, replica, marks_of_run, place, regroup)
         is_open.set()
         if job.resume:
-            writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
+            writer = _opened(place, "records", lambda: _continued(job, progress.step, regroup))
         if writer:
             writer.update(num_steps=job.expected_steps, last_step=job.last_step)
             _leave_tokenizer(material, job)
@@ -427,6 +451,16 @@ def _open_run(job: TrainingJob, machine: str) -> RunWriter:
         arguments=job.arguments,
     )
     return RunWriter.create(job.runs, header, job.plan_text)
+
+
+def _continued(job: TrainingJob, step: int, regroup: Regroup | None) -> RunWriter:
+    """The writer of a run that goes on. Records that this command wrote a moment ago are no wrong input: their disk has failed."""
+    try:
+        return RunWriter.resume(job.folder, step, job.plan_text)
+    except InputError as error:
+        if job.after is None and (regroup is None or regroup.is_first):
+            raise
+        raise RecordsLost(error.what, where=error.where, fix=error.fix) from None
 
 
 def _leave_tokenizer(material: Material, job: TrainingJob) -> None:

@@ -6,9 +6,10 @@ import socket
 import threading
 
 import pytest
+import torch.distributed as dist
 
 from meshwright.layout import Layout
-from meshwright.train.elastic.member import Announcement, Member, cut_connections
+from meshwright.train.elastic.member import Announcement, Member, abort_communicators, cut_connections
 
 
 def test_an_announcement_is_read_as_it_was_written() -> None:
@@ -48,3 +49,12 @@ def test_a_thread_that_waits_for_a_connection_is_woken_and_a_listener_stays() ->
             assert received == [b""]
             assert theirs.recv(1) == b""
         socket.create_connection(listener.getsockname()).close()
+
+
+@pytest.mark.parametrize("backend, is_aborted", [("nccl", True), ("gloo", False), (None, False)])
+def test_communicators_are_aborted_on_gpus_only(monkeypatch: pytest.MonkeyPatch, backend: str | None, is_aborted: bool) -> None:
+    aborted: list[bool] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: backend is not None)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: aborted.append(True))
+    assert (abort_communicators(), aborted) == (is_aborted, [True] * is_aborted)

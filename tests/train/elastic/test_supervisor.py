@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,9 @@ from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.train.elastic.member import BOUNDARY, HANG, LOST, READY, UNCOVERED, Member
 from meshwright.train.elastic.supervisor import Supervisor
+from meshwright.train.health.signals import StopSignal
 from meshwright.train.incidents import Incident
-from meshwright.train.launch import Failure
+from meshwright.train.launch import Child, Failure, forked
 
 TWO = Layout(dp=2)
 
@@ -112,4 +114,47 @@ def test_no_process_is_left(tmp_path: Path) -> None:
     supervisor.run()
     supervisor.close()
     assert supervisor._host is not None and not supervisor._host.is_alive()
-    assert not any(child.process.is_alive() for child in supervisor.children)
+    assert not any(child.process.is_alive() for child in supervisor._handing.children)
+
+
+def test_a_signal_between_two_forks_reaches_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(member: Member) -> None:
+        stop = StopSignal()
+        member.listen()
+        (tmp_path / f"ready {member.replica}").touch()
+        until_s = time.monotonic() + 20.0
+        while not stop.is_asked and time.monotonic() < until_s:
+            time.sleep(0.01)
+        (tmp_path / f"{'asked' if stop.is_asked else 'not asked'} {member.replica}").touch()
+
+    def forked_with_a_signal(rank: int, *arguments: Any) -> Child:
+        child = forked(rank, *arguments)
+        while not (tmp_path / f"ready {rank}").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)  # it is blocked until the fork is registered
+        return child
+
+    monkeypatch.setattr("meshwright.train.elastic.supervisor.forked", forked_with_a_signal)
+    assert supervised(body)[:2] == (0, None)
+    assert {path.name for path in tmp_path.iterdir()} == {"ready 0", "ready 1", "asked 0", "asked 1"}
+
+
+def test_a_run_that_was_asked_to_stop_is_not_started_again() -> None:
+    def body(member: Member) -> None:
+        member.listen()
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(20.0)  # it has no handler of its own, and is ended by the signal that it receives
+
+    _, failure, _ = supervised(body)
+    assert failure is not None and failure.reason == "interrupt"
+
+
+def test_the_death_of_a_replica_is_one_incident(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Failure] = []
+
+    def judge(failure: Failure) -> Incident | str:
+        seen.append(failure)
+        return judged(failure)
+
+    assert supervised(lambda member: until_both_are_back(member, stopped), judge)[0] == 0
+    assert [failure.reason for failure in seen] == ["hang"]

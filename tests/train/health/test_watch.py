@@ -27,6 +27,7 @@ from meshwright.train.health.watch import (
     BEAT_S,
     EXIT_HUNG,
     STALL_S,
+    START_SILENCE_S,
     Diagnosis,
     Patience,
     Peers,
@@ -112,6 +113,15 @@ def test_a_rank_whose_store_is_silent_ends_by_itself_and_names_the_link() -> Non
     assert ended == [EXIT_HUNG] and reported[0].culprits == ()
     assert "is cut, or that host lost power: the key-value store there gave no answer for 11 s" in reported[0].text
     assert "waits in the pipeline message from stage 0 with rank 1" in reported[0].text
+
+
+def test_a_process_that_stops_before_the_first_step_is_not_given_the_time_of_a_start() -> None:
+    patience = Patience(timeout_s=10.0, start_allowance_s=600.0)
+    assert (patience.limit_s(), patience.usual_limit_s()) == (600.0, START_SILENCE_S)
+    joining = Patience(timeout_s=10.0, start_allowance_s=600.0, start_silence_s=10.0)
+    assert (joining.limit_s(), joining.usual_limit_s()) == (600.0, 10.0)
+    joining.step(1.0)
+    assert joining.limit_s() == 10.0
 
 
 def test_a_rank_that_moves_is_not_ended_by_a_silent_store() -> None:

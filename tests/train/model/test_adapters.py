@@ -50,19 +50,21 @@ def context(samples: list[int], positions: list[int]) -> Context:
 
 def test_dropout_depends_on_sample_position_matrix_and_column_alone() -> None:
     dropout, x = Dropout(0.25, seed=3), torch.ones(2, 4, 64)
+    key, another = torch.tensor(11), torch.tensor(12)
     dropout.use(context([7, 8], [0, 1, 2, 3]))
-    whole = dropout(x, 11, 0)
+    whole = dropout(x, key, 0)
     assert whole.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
     assert float((whole == 0).float().mean()) == pytest.approx(0.25, abs=0.06)
-    assert torch.equal(dropout(x[:, :, :16], 11, 32), whole[:, :, 32:48])  # a part of the columns, on another rank
-    assert not torch.equal(dropout(x, 12, 0), whole)
+    assert torch.equal(dropout(x[:, :, :16], key, 32), whole[:, :, 32:48])  # a part of the columns, on another rank
+    assert not torch.equal(dropout(x, another, 0), whole)
     dropout.use(context([8], [2, 3]))  # another micro-batch with the same sample, and other positions
-    assert torch.equal(dropout(x[:1, :2], 11, 0), whole[1:, 2:])
+    assert torch.equal(dropout(x[:1, :2], key, 0), whole[1:, 2:])
+    assert dropout.drops and not Dropout(0.0, seed=3).drops
     with torch.no_grad():
-        assert torch.equal(dropout(x, 11, 0), x)
+        assert not dropout.drops
     other = Dropout(0.25, seed=4)
     other.use(context([7, 8], [0, 1, 2, 3]))
-    assert not torch.equal(other(x, 11, 0), whole)
+    assert not torch.equal(other(x, key, 0), whole)
 
 
 def test_adapters_that_mean_nothing_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from on_ranks import compiled_steps
 from parity import LLAMA, WORKLOAD, differences, joined, run_steps
 from ranks import Pools
 
+from meshwright.describe.workload import Adapters
 from meshwright.layout import Layout, parse_layout
 from meshwright.train.model.compiled import AroundAttention, BetweenCollectives, compile_layers, compiles
 from meshwright.train.model.transformer import Transformer
@@ -69,5 +71,29 @@ def test_compiled_pieces_equal_layers_as_they_are_written(layout: str, num_graph
     wanted = joined(pools.of(1).run(run_steps, LLAMA, WORKLOAD, Layout(micro_batch=8), 2))
     parsed = parse_layout(layout)
     answers = pools.of(parsed.num_ranks).run(compiled_steps, LLAMA, WORKLOAD, parsed, 2)
+    assert differences(joined([found for found, _ in answers]), wanted) == []
+    assert {graphs for _, graphs in answers} == {num_graphs}  # once for all layers and steps
+
+
+ADAPTERS = Adapters(rank=3, targets=("q", "k", "v", "o", "gate", "up", "down"), alpha=5.0)
+
+
+@pytest.mark.parametrize(
+    "layout, dropout, base, num_graphs",
+    [
+        ("mbs=4", 0.0, "bf16", 2),
+        ("mbs=4", 0.2, "nf4", 2),
+        ("mbs=4,recompute=full", 0.2, "fp8", 3),  # before attention, after it, and the second half up to its last product
+        ("mbs=4,recompute=mlp", 0.0, "nf4", 3),
+        ("tp=2,mbs=4,recompute=mlp", 0.2, "bf16", 2),
+    ],
+)
+def test_compiled_layers_with_adapters_equal_layers_as_they_are_written(
+    layout: str, dropout: float, base: str, num_graphs: int, pools: Pools
+) -> None:
+    workload = replace(WORKLOAD, adapters=replace(ADAPTERS, dropout=dropout, base=base))
+    wanted = joined(pools.of(1).run(run_steps, LLAMA, workload, Layout(micro_batch=8), 2))
+    parsed = parse_layout(layout)
+    answers = pools.of(parsed.num_ranks).run(compiled_steps, LLAMA, workload, parsed, 2)
     assert differences(joined([found for found, _ in answers]), wanted) == []
     assert {graphs for _, graphs in answers} == {num_graphs}  # once for all layers and steps

@@ -7,6 +7,7 @@ import torch
 
 from meshwright.describe.load import load_model
 from meshwright.describe.model import LatentAttention, Model, RotaryScaling
+from meshwright.train.kernels.layer_functions import rotate
 from meshwright.train.model.rotary import Rotary, rotary_frequencies
 
 STATED = {
@@ -64,3 +65,17 @@ def test_latent_heads_turn_by_their_rotary_part_alone() -> None:
     model = Model(name="m", num_layers=1, hidden=8, ffn_hidden=8, num_heads=2, num_kv_heads=2, head_dim=8, vocab_size=8, latent=latent)
     cosine, sine = Rotary(model)(torch.arange(3), torch.float32)
     assert cosine.shape == sine.shape == (3, 1, 6)
+
+
+@pytest.mark.parametrize(("offset", "bound"), [(64, 1e-5), (8000, 2e-3)])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b", "qwen3-30b-a3b"])
+def test_positions_count_as_differences_so_a_packed_sample_may_begin_anywhere(name: str, offset: int, bound: float) -> None:
+    """Attention of a sample whose positions begin at 0, and at the place that it has in a pack: the same, up to the rounding of angles."""
+    rotary, generator = Rotary(load_model(name)), torch.Generator().manual_seed(4)
+    heads = torch.randn(2, 1, 40, 2, load_model(name).head_dim, generator=generator)
+
+    def scores(first: int) -> torch.Tensor:
+        query, key = (rotate(x, *rotary(torch.arange(first, first + 40), torch.float32)) for x in heads)
+        return torch.einsum("btnd,bsnd->bnts", query, key) / heads.shape[-1] ** 0.5
+
+    assert float((scores(offset) - scores(0)).abs().max()) < bound

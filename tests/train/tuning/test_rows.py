@@ -54,3 +54,17 @@ def test_objects_of_parquet_lose_keys_that_only_other_rows_have(tmp_path: Path) 
     pq.write_table(table, tmp_path / "a.parquet")
     (row,) = read_rows(tmp_path / "a.parquet")
     assert row.values["messages"] == [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "name": "x"}]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n')
+    assert [row.values for row in read_rows(path)] == [{"text": "one"}, {"text": "two"}]
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "one"}\n{"messages": [{"role": "user", "content": "a", "content": "b"}]}\n', encoding="utf-8")
+    with pytest.raises(InputError, match="the key 'content' stands twice in one object") as caught:
+        list(read_rows(path))
+    assert caught.value.where == f"line 2 of {path}"

@@ -166,7 +166,15 @@ MESHWRIGHT = Stack(
         ),
     ),
     rules=(
-        recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
+        recompute_rule((*USUAL_RECOMPUTE, "mlp"), "train.replica.set_recompute"),
+        Rule(
+            what="computes dense MLPs again, and {asked.model.name} has experts",
+            where="layout.recompute",
+            fix="choose from none, selective, full",
+            source="train.model.compiled.repeats_half",
+            forbids=lambda _, rows: rows.recomputes("mlp"),
+            matters=lambda asked: asked.model.experts is not None,
+        ),
         Rule(
             what="keeps a base in few bits whole on every replica, and cannot divide it by ZeRO 3",
             where="layout.zero_stage",

@@ -124,7 +124,7 @@ def _tiles(forecast: Forecast) -> Iterator[Html]:
     yield _spread("Water on site", whole, whole.water_l, water, f"{whole.facility.name}, {whole.facility.year}", "water")
     each = f"{forecast.tokens_per_s_per_gpu:,.0f} per accelerator; MFU {mfu_text(forecast.mfu)}, {job.workload.precision}"
     yield tile("Tokens per second", si(forecast.tokens_per_s, ""), each)
-    full = f"of {gib(chip.memory_bytes)}: {100 * forecast.peak_memory_bytes / chip.memory_bytes:.0f} % of {chip.name}"
+    full = f"of {gib(chip.room_bytes)}: {100 * forecast.peak_memory_bytes / chip.room_bytes:.0f} % of {chip.name}"
     yield tile("Peak memory", gib(forecast.peak_memory_bytes), full)
 
 

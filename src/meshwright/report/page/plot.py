@@ -79,7 +79,7 @@ def _numbers(forecast: Forecast) -> Iterator[Html]:
         ("time to train", whole.words(time_s, seconds) if time_s else "unknown", f"{whole.num_steps:,} steps" if time_s else ""),
         ("cost", whole.words(cost, usd) if cost else "unknown", cost.between(usd) if cost else ""),
         ("tokens per second", si(forecast.tokens_per_s, ""), f"MFU {mfu_text(forecast.mfu)}"),
-        ("peak memory", gib(forecast.peak_memory_bytes), f"of {gib(forecast.job.cluster.accelerator.memory_bytes)}"),
+        ("peak memory", gib(forecast.peak_memory_bytes), f"of {gib(forecast.job.cluster.accelerator.room_bytes)}"),
     )
     for row, (label, value, remark) in enumerate(shown):
         y = 222.0 + row * 124.0

@@ -88,6 +88,9 @@ def _sections(facts: RunFacts, simulated: RunFacts | None, prefix: str) -> Itera
         yield section(f"{prefix}experts", "Experts", experts)
     yield section(f"{prefix}memory", "Memory", parts.memory_part(facts))
     yield section(f"{prefix}ranks", "Slow ranks", parts.ranks_part(facts))
+    incidents = parts.incidents_part(facts)
+    if incidents is not None:
+        yield section(f"{prefix}incidents", "Incidents", incidents)
     yield section(f"{prefix}events", "Events", parts.events_part(facts))
     yield section(f"{prefix}money", "Money, energy, carbon, water", parts.money_part(facts))
 

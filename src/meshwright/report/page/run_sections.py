@@ -10,6 +10,7 @@ from meshwright.predict.placement import ranks_of
 from meshwright.record.entries import PART_NAMES, Event
 from meshwright.report.compare import PartTimes, parts_of, total_s
 from meshwright.report.facts import RunFacts, flight_words
+from meshwright.report.incidents import INCIDENT_COLUMNS, incident_rows
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.markup import Child, Html, joined, legend, swatch, table, tag
@@ -38,11 +39,21 @@ COST_COLOURS = {
     "checkpoint": "data",
     "start": "overhead",
     "stopped": "warn",
+    "recovery": "warn",
+    "change": "optimizer",
     "lost": "loss",
     "between": "bubble",
 }
-STATE_COLOURS = {"compute": "compute", "exposed": "dp", "bubble": "bubble", "stalled": "warn", "checkpoint": "data", "idle": "overhead"}
-QUIET = ("start", "evaluation", "checkpoint", "stall", "restart")  # events that are drawn but not listed
+STATE_COLOURS = {
+    "compute": "compute",
+    "exposed": "dp",
+    "bubble": "bubble",
+    "stalled": "warn",
+    "recovering": "loss",
+    "checkpoint": "data",
+    "idle": "overhead",
+}
+QUIET = ("start", "evaluation", "checkpoint", "stall", "restart", "incident", "replay")  # events that are drawn but not listed
 DETAILS = {"work_s": "work since the last stop", "lost_s": "lost of it", "checkpoint_s": "checkpoints"}  # details of a fault, in words
 MAX_LISTED = 25
 MAX_REPLICAS = 8
@@ -252,6 +263,15 @@ def beyond_chance(count: int, num_steps: int, num_replicas: int) -> bool:
         return False
     rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
     return math.log(num_replicas) - num_steps * (share * math.log(share / chance) + rest) < math.log(0.01)
+
+
+def incidents_part(facts: RunFacts) -> Html | None:
+    """What broke, when it was noticed, what was done, and what it cost; None if nothing broke."""
+    rows = list(incident_rows(facts.run.events))
+    if not rows:
+        return None
+    caption = f"The last {MAX_LISTED} of {len(rows):,}" if len(rows) > MAX_LISTED else ""
+    return table(INCIDENT_COLUMNS, rows[-MAX_LISTED:], "Incidents", caption=caption, class_="broken")
 
 
 def events_part(facts: RunFacts) -> Html:

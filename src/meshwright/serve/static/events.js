@@ -77,11 +77,19 @@ function row(event) {
 }
 
 function words(event) {
-  if (typeof event.message === "string") return event.message;
+  if (typeof event.message === "string") return event.message + costs(event);
   return Object.entries(event)
     .filter(([name]) => !OWN.has(name))
     .map(([name, value]) => `${label(name)} ${shown(name, value)}`)
     .join(", ");
+}
+
+// When a fault was noticed, how long the run stood still, and what that cost.
+function costs(event) {
+  if (event.kind !== "incident" || typeof event.down_s !== "number") return "";
+  const parts = [`noticed after ${seconds(event.noticed_after_s ?? 0)}`, `next step ${seconds(event.down_s)} later`];
+  if (typeof event.cost_usd === "string") parts.push(`$${event.cost_usd}`);
+  return ` (${parts.join(", ")})`;
 }
 
 const DETAILS = { work_s: "work since the last stop", lost_s: "lost of it", checkpoint_s: "checkpoints" }; // details of a fault

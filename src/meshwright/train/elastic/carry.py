@@ -8,6 +8,8 @@ same update. If no rank has the sums, no rank has applied the update, and the st
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -151,6 +153,7 @@ class Carry:
     """The holdings of this process, the newest first."""
 
     holdings: list[Holding] = field(default_factory=list)
+    left_s: float = math.nan  # when the last generation ended at a step boundary, by the monotonic clock
 
     def hold(self, holding: Holding) -> None:
         """Keep the state of a new generation; that of the one before is kept until `settled`."""
@@ -239,7 +242,8 @@ class Keeping:
     leaving: Callable[[int], Sequence[int]] = lambda step: ()  # positions of the replicas that leave after a step
 
     def hand_in(self, progress: Counts) -> None:
-        """Give the state of replicas that leave to those that stay."""
+        """Give the state of replicas that leave to those that stay, at the step boundary at which a generation ends."""
+        self.carry.left_s = time.monotonic()
         self.carry.holdings[0].adopt(self.leaving(progress.step))
 
     def after_step(self, progress: Counts) -> float:

@@ -1,7 +1,8 @@
 """One process of a replica, as it hears from the process that started it: which generation it belongs to, and that replicas will change.
 
 A rank that waits in a collective for a rank that has gone does not always notice. So when a new generation is announced, a thread cuts
-the connections of the old one, and the main thread gets an error wherever it waits. It then meets the others in the new generation.
+the connections of the old one, aborts its communicators on a GPU, and the main thread gets an error wherever it waits. It then meets the
+others in the new generation.
 """
 
 from __future__ import annotations
@@ -149,7 +150,23 @@ class Member:
         """Cut off a generation that is over. Connections of the next one are made only after that."""
         with self._cutting:
             if self.is_inside and self.newest > self.current:
+                abort_communicators()
                 cut_connections()
+
+
+def abort_communicators() -> bool:
+    """Abort the NCCL communicators of this process; whether it had any.
+
+    A kernel of NCCL that waits for a rank which has gone never ends by itself, and the main thread waits for it. What such a kernel leaves
+    in its buffers is not used: on a GPU only copies in host memory are taken over (`Holding.said`).
+    """
+    if not dist.is_initialized() or dist.get_backend() != "nccl":
+        return False
+    from torch.distributed.distributed_c10d import _abort_process_group  # torch has no public name for it yet
+
+    with suppress(RuntimeError, ValueError):  # the main thread may be leaving the groups itself
+        _abort_process_group()
+    return True
 
 
 def cut_connections() -> None:

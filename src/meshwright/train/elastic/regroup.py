@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,14 @@ from meshwright.train.launch import ReportedElsewhere
 from meshwright.train.material import Material
 from meshwright.train.membership import changes_after, dealt, dp_at, num_rounds
 from meshwright.train.replica import Replica
+
+REASONS = {  # of a generation, in words
+    "start": "the ranks were started",
+    "lost": "others were lost, or connections were made anew",
+    "joined": "replicas joined",
+    "scaled": "as was asked",
+    "planned": "as the list of memberships says",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +91,9 @@ class Regroup:
             "num_ranks": layout.num_ranks,
             "generation": self.announced.generation,
         }
+        detail["message"] = f"{layout.dp} replicas from step {progress.step + 1} on: {REASONS[self.announced.reason]}"
+        if self.announced.incident is None and not math.isnan(self.carry.left_s):
+            detail["change_s"] = time.monotonic() - self.carry.left_s
         if self.taken:
             choice, cost = self.taken
             detail |= {"from_memory_of_step": choice.step, "from_copies": choice.from_copies}
@@ -93,8 +106,10 @@ class Regroup:
 
     def survives(self, error: BaseException) -> bool:
         """Whether an error is only how this rank notices that others have gone."""
-        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to decide, or to save
-            return self.is_cut() and isinstance(error, ReportedElsewhere | CheckpointError)
+        if isinstance(error, ReportedElsewhere):  # the rank that reports it ends, and the supervisor decides how the others go on
+            return True
+        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to save
+            return self.is_cut() and isinstance(error, CheckpointError)
         return self.member.survives(error)
 
     def is_cut(self) -> bool:

@@ -51,12 +51,13 @@ from meshwright.train.launch import (
     OPENED,
     Child,
     Failure,
+    Handing,
     end_with,
     failure_of,
     forked,
     handing_on,
 )
-from meshwright.train.membership import Membership, dp_at, layout_with
+from meshwright.train.membership import Membership, dp_at, layout_with, next_dp
 
 ANSWER_S = 5.0  # of the store
 LOOK_S = 0.2  # between two looks at requests
@@ -105,7 +106,6 @@ class Supervisor:
         self.members: list[Group] = []
         self.joining: list[Group] = []
         self.leaving: list[Group] = []  # members that will leave, and those that have left and may still write
-        self.children: list[Child] = []
         self.generation = -1
         self.failure: Failure | None = None
         self.texts: list[str] = []
@@ -113,7 +113,7 @@ class Supervisor:
         self.began_s = time.monotonic()
         self._lost_s: float | None = None
         self._called: list[Group] | None = None  # the replicas that leave, once a change at the next step boundary is called for
-        self._asked: Sequence[int] = ()  # signals that ask the run to stop
+        self._handing = Handing()  # all processes, and the signals that ask the run to stop
         self._host: ForkProcess | None = None
         self.port = 0
 
@@ -121,18 +121,19 @@ class Supervisor:
         """Run the replicas until the run is over; the exit status, and why they ended too early."""
         with suppress(OSError):
             sys.stdout.flush()  # otherwise every rank would print the buffered text
-        with handing_on(self.children) as asked:
-            self._asked = asked
+        with handing_on() as self._handing:
             self._open()
             try:
                 self.members = [self._started(number) for number in range(self.wanted)]
                 self._announce("start")
+                if self.memberships:
+                    self._start_up_to(next_dp(self.memberships, 1))
                 while self.failure is None and not self._is_over():
                     self._turn()
             finally:
-                for child in self.children:
+                for child in self._handing.children:
                     child.end_now()
-        return self._ended(asked)
+        return self._ended(self._handing.asked)
 
     def close(self) -> None:
         """End the process that hosts the store."""
@@ -153,6 +154,8 @@ class Supervisor:
             return EXIT_INTERRUPTED, Failure(reason="interrupt", rank=None, message=message, noticed_s=time.monotonic())
         if self.failure is None:
             return EXIT_INTERRUPTED if num_interrupts else 0, None
+        if asked:
+            self.failure = replace(self.failure, reason="interrupt")
         for text in dict.fromkeys(self.texts):
             print(text, file=sys.stderr)
         return EXIT_INPUT if self.failure.reason == "input" else EXIT_FAILED, self.failure
@@ -172,9 +175,10 @@ class Supervisor:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
         try:
             children = [forked(self._rank(number, seat, size), partial(self._member, number, seat, size), before) for seat in range(size)]
+            for child in children:
+                self._handing.add(child)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.children += children
         return Group(number, children)
 
     def _rank(self, number: int, seat: int, size: int) -> int:
@@ -220,8 +224,8 @@ class Supervisor:
         self._change()
 
     def _has_died(self, group: Group) -> bool:
-        """Whether a process of a replica has ended, and not well."""
-        if group in self.leaving and group not in self.members:
+        """Whether a process of a replica that is needed has ended, and not well."""
+        if group not in self.members and group not in self.joining:  # it has left, or was lost before
             return False
         ended = [child for child in group.children if not child.process.is_alive()]
         for child in ended:
@@ -285,7 +289,7 @@ class Supervisor:
         for groups in (self.members, self.joining, self.leaving):
             if group in groups:
                 groups.remove(group)
-        if self._asked and not was_member:
+        if self._handing.asked and not was_member:
             return
         has_ended = any(child.verdict == "done" for other in self.members for child in other.children)
         if failure.reason == "input" or not self.members or has_ended:
@@ -328,7 +332,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         staying = [group for group in self.members if group not in self.leaving]
         taken = {group.number for group in (*self.members, *self.joining)}
-        if self.memberships or self._asked:
+        if self.memberships or self._handing.asked:
             return
         for _ in range(self.wanted - len(staying) - len(self.joining)):
             number = next(number for number in range(len(taken) + 1) if number not in taken)
@@ -348,15 +352,17 @@ class Supervisor:
                 group.send(CHANGE, json.dumps([other.number for other in self._called]))
 
     def _has_reason(self) -> bool:
+        if self.memberships:  # the ranks know after which steps they change
+            return False
         joins = self.joining and all(group.is_ready for group in self.joining)
         return bool(joins) or len(self.members) > self.wanted
 
     def _change_now(self) -> None:
+        step = 0
         if self.memberships:
             step = max(max(group.at_boundary.values()) for group in self.members)
             self.wanted = dp_at(self.memberships, step + 1)
-            while len(self.members) + len(self.joining) < self.wanted:
-                self.joining.append(self._started(len(self.members) + len(self.joining)))
+            self._start_up_to(self.wanted)
             if not all(group.is_ready for group in self.joining):
                 return
         left = self.members[self.wanted :] if self.memberships else self._called or []
@@ -366,6 +372,13 @@ class Supervisor:
         self.leaving = left
         self.members = staying
         self._announce("planned" if self.memberships else "scaled" if left else "joined")
+        if self.memberships:
+            self._start_up_to(next_dp(self.memberships, step + 1))
+
+    def _start_up_to(self, dp: int) -> None:
+        """Start the replicas that a list of memberships needs next; they prepare themselves while the others train."""
+        while len(self.members) + len(self.joining) < dp:
+            self.joining.append(self._started(len(self.members) + len(self.joining)))
 
     def _announce(self, reason: str, incident: Incident | None = None) -> None:
         """Begin a new generation: with all members, and with newcomers that are ready."""

@@ -38,6 +38,7 @@ NUM_STEP_TIMES = 500
 NUM_FIRST_STEPS = 3  # compile and touch memory for the first time: once enough others are known they say nothing of a usual step
 ENOUGH_STEPS = 10
 STALL_S = 10.0  # a rank may make no progress for this time, unless its steps take longer
+START_SILENCE_S = 30.0  # before the first step: reading a checkpoint and compiling may keep a process from reporting for a while
 STORE_TIMEOUT_S = 5.0
 POLL_SHARE = 0.4  # share of the limit from which on the other ranks are read
 DEAD_SHARE = 0.5  # share of the limit without a report after which a rank counts as stopped
@@ -226,8 +227,9 @@ class Patience:
     """How long a rank may make no progress, and how long it has made none. Time is an argument, so that tests do not have to wait."""
 
     timeout_s: float
-    start_allowance_s: float
+    start_allowance_s: float  # before the first step
     beat_s: float = BEAT_S
+    start_silence_s: float = START_SILENCE_S  # before the first step, for a process that has stopped
     allowance: tuple[float, str] | None = None
     idle_s: float = 0.0
     step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_STEP_TIMES))
@@ -236,13 +238,14 @@ class Patience:
 
     def limit_s(self) -> float:
         """Seconds without progress that are allowed: the timeout, or five slow steps, or a longer allowance."""
-        return max(self.usual_limit_s(), self.allowance[0] if self.allowance else 0.0)
+        start_s = 0.0 if self.step_times_s else self.start_allowance_s
+        return max(self.usual_limit_s(), start_s, self.allowance[0] if self.allowance else 0.0)
 
     def usual_limit_s(self) -> float:
         """The same without an allowance: an allowance of a rank does not apply to a process that has stopped."""
         times_s = list(self.step_times_s)  # a copy, because the main thread appends to it
         if not times_s:
-            return max(self.timeout_s, self.start_allowance_s)
+            return max(self.timeout_s, min(self.start_silence_s, self.start_allowance_s))
         if self.num_steps < NUM_STEP_TIMES and len(times_s) >= NUM_FIRST_STEPS + ENOUGH_STEPS:
             times_s = times_s[NUM_FIRST_STEPS:]
         times_s.sort(reverse=True)
@@ -341,13 +344,14 @@ class Watch:
         *,
         timeout_s: float = STALL_S,
         start_allowance_s: float = 300.0,
+        start_silence_s: float = START_SILENCE_S,
         beat_s: float = BEAT_S,
         place: Callable[[int], str] | None = None,
         witness: Callable[[], None] | None = None,
         end: Callable[[int], Any] = os._exit,
     ) -> None:
         self.marks, self.rank, self.report, self.place, self.witness, self.end = marks, rank, report, place, witness, end
-        self.patience = Patience(timeout_s, start_allowance_s, beat_s)
+        self.patience = Patience(timeout_s, start_allowance_s, beat_s, start_silence_s)
         self.host = socket.gethostname()
         self.store = store.apart("watch", STORE_TIMEOUT_S)  # a slow answer never holds up the main thread
         self._peers = Peers(self.store, num_ranks)

@@ -10,12 +10,18 @@ by its largest; the scales of a row are 8-bit parts of the row's largest (double
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from meshwright.train.kernels.layer_functions import HAS_KERNELS
+
+if HAS_KERNELS:
+    from meshwright.train.kernels import few_bits_kernels
 
 BLOCK = 64  # elements of a row with one scale
 ELEMENTS_AT_ONCE = 1 << 24  # that are made together
@@ -29,6 +35,23 @@ NF4 = (
     0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 EDGES = tuple((low + high) / 2 for low, high in pairwise(NF4))
+
+
+class Held(NamedTuple):
+    """A frozen matrix as tensors: in few bits, or as it is multiplied, without scales."""
+
+    codes: Tensor
+    row_scales: Tensor | None = None
+    block_scales: Tensor | None = None  # of NF4
+    first_column: int = 0  # of the whole matrix that is on this rank
+
+    def weight(self, num_columns: int, dtype: torch.dtype) -> Tensor:
+        """The matrix in the number format of the products."""
+        if self.row_scales is None:
+            return self.codes
+        if self.block_scales is None:
+            return _from_fp8(self.codes, self.row_scales, dtype)
+        return _from_nf4(self.codes, self.block_scales, self.row_scales, (num_columns, self.first_column % BLOCK), dtype)
 
 
 class FewBits(nn.Module, ABC):
@@ -50,8 +73,12 @@ class FewBits(nn.Module, ABC):
         """Keep rows of the whole matrix, in fp32 and all columns, as the rows from `first` on."""
 
     @abstractmethod
+    def held(self) -> Held:
+        """The matrix as tensors."""
+
     def weight(self) -> Tensor:
         """The matrix in the number format of the products."""
+        return self.held().weight(self.num_columns, self.dtype)
 
 
 class Fp8Weight(FewBits):
@@ -69,9 +96,9 @@ class Fp8Weight(FewBits):
         self.row_scales[rows] = scales
         self.codes[rows] = (whole[:, self.columns] / scales[:, None]).to(FP8)
 
-    def weight(self) -> Tensor:
-        """The matrix in the number format of the products."""
-        return (self.codes.float() * self.row_scales[:, None]).to(self.dtype)
+    def held(self) -> Held:
+        """The matrix as tensors."""
+        return Held(self.codes, self.row_scales)
 
 
 class Nf4Weight(FewBits):
@@ -83,10 +110,8 @@ class Nf4Weight(FewBits):
         num_blocks = self.blocks.stop - self.blocks.start
         self.register_buffer("codes", torch.zeros(rows, -(-self.num_columns // 2), dtype=torch.uint8, device=device), persistent=False)
         self.register_buffer("block_scales", torch.zeros(rows, num_blocks, dtype=torch.uint8, device=device), persistent=False)
-        self.register_buffer("values", torch.tensor(NF4, device=device), persistent=False)
         self.codes: Tensor
         self.block_scales: Tensor
-        self.values: Tensor
 
     def store(self, first: int, whole: Tensor) -> None:
         """Keep rows of the whole matrix."""
@@ -103,41 +128,37 @@ class Nf4Weight(FewBits):
         self.block_scales[rows] = parts[:, self.blocks].to(torch.uint8)
         self.codes[rows] = codes[:, ::2] * 16 + codes[:, 1::2]
 
-    def weight(self) -> Tensor:
-        """The matrix in the number format of the products, made some rows at a time: the work between needs several times its memory."""
-        made = torch.empty(self.num_rows, self.num_columns, dtype=self.dtype, device=self.codes.device)
-        step = max(ELEMENTS_AT_ONCE // max(self.num_columns, 1), 1)
-        for first in range(0, self.num_rows, step):
-            rows = slice(first, first + step)
-            made[rows] = self._rows(rows)
-        return made
-
-    def _rows(self, rows: slice) -> Tensor:
-        codes = self.codes[rows]
-        pairs = torch.stack((codes >> 4, codes & 15), dim=-1).flatten(1)[:, : self.num_columns]
-        scales = self.block_scales[rows].float() * self.row_scales[rows, None] / LEVELS
-        start = self.columns.start % BLOCK
-        each = scales.repeat_interleave(BLOCK, dim=1)[:, start : start + self.num_columns]
-        return self.values[pairs.int()] * each
+    def held(self) -> Held:
+        """The matrix as tensors."""
+        return Held(self.codes, self.row_scales, self.block_scales, self.columns.start)
 
 
 KINDS: dict[str, type[FewBits]] = {"fp8": Fp8Weight, "nf4": Nf4Weight}
 
 
-class _Product(torch.autograd.Function):
-    """`x @ weight.T` of a frozen weight that is made for each product: the backward makes it again, and needs nothing else."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, held: FewBits) -> Tensor:
-        ctx.held = held
-        return F.linear(x, held.weight())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ ctx.held.weight(), None
+def _from_fp8(codes: Tensor, row_scales: Tensor, dtype: torch.dtype) -> Tensor:
+    if HAS_KERNELS and codes.is_cuda:
+        return few_bits_kernels.from_fp8(codes, row_scales, dtype)
+    return (codes.float() * row_scales[:, None]).to(dtype)
 
 
-def product(x: Tensor, held: FewBits) -> Tensor:
-    """The product with a frozen weight in few bits."""
-    out: Tensor = _Product.apply(x, held)
-    return out
+def _from_nf4(codes: Tensor, block_scales: Tensor, row_scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The matrix; without a kernel it is made some rows at a time, because the work between needs several times its memory."""
+    values = _values(codes.device)
+    if HAS_KERNELS and codes.is_cuda:
+        return few_bits_kernels.from_nf4(codes, block_scales, row_scales, values, shape, dtype)
+    num_columns, start = shape
+    made = torch.empty(len(codes), num_columns, dtype=dtype, device=codes.device)
+    step = max(ELEMENTS_AT_ONCE // max(num_columns, 1), 1)
+    for first in range(0, len(codes), step):
+        rows = slice(first, first + step)
+        halves = torch.stack((codes[rows] >> 4, codes[rows] & 15), dim=-1).flatten(1)[:, :num_columns]
+        scales = block_scales[rows].float() * row_scales[rows, None] / LEVELS
+        made[rows] = values[halves.int()] * scales.repeat_interleave(BLOCK, dim=1)[:, start : start + num_columns]
+    return made
+
+
+@cache
+def _values(device: torch.device) -> Tensor:
+    """The sixteen values on a device."""
+    return torch.tensor(NF4, device=device)

@@ -9,6 +9,7 @@ What dropout leaves out is a function of the seed, the sample, the position, the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Adapters
 from meshwright.train.data.permutation import key_of
-from meshwright.train.kernels.few_bits import FewBits
-from meshwright.train.kernels.few_bits import product as product_in_few_bits
+from meshwright.train.kernels.adapted import adapted, added
+from meshwright.train.kernels.few_bits import FewBits, Held
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.attention import Context
@@ -61,10 +62,13 @@ class Dropout:
         assert context.samples is not None, "a batch for adapters with dropout has the numbers of its samples"
         self.keys = mixed(mixed(context.samples + signed(key_of("dropout", self.seed)))[:, None] + context.positions[None, :])
 
-    def __call__(self, x: Tensor, key: int, first_column: int) -> Tensor:
+    @property
+    def drops(self) -> bool:
+        """Whether something is left out of the micro-batch that is computed now."""
+        return self.share > 0 and torch.is_grad_enabled()
+
+    def __call__(self, x: Tensor, key: Tensor, first_column: int) -> Tensor:
         """`x` without the share that is left out, and the rest scaled up; `first_column`: of the matrix, where this rank's begin."""
-        if not self.share or not torch.is_grad_enabled():
-            return x
         assert self.keys is not None, "a layer takes its keys before its products"
         columns = torch.arange(first_column, first_column + x.shape[-1], device=x.device)
         words = mixed(self.keys[:, :, None] + mixed(columns + key)[None, None, :])
@@ -86,18 +90,27 @@ class Adapter(nn.ModuleDict):
 
 
 class Keyed:
-    """A layer whose dropout takes its keys from the micro-batch at hand, also when the backward pass computes it again."""
+    """A layer, compiled or not, whose dropout takes its keys from the micro-batch at hand, also when the backward computes it again."""
 
     def __init__(self, block: Block, dropout: Dropout) -> None:
-        self.block, self.dropout = block, dropout
+        self.whole, self.dropout = block.compiled or block.plain, dropout
 
     def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         self.dropout.use(context)
-        return self.block.plain(x, context, rotation)
+        return self.whole(x, context, rotation)
+
+
+def take_keys(chunk: Transformer, dropout: Dropout) -> None:
+    """Make the layers of a chunk, compiled already if they are, tell dropout which samples and positions they compute."""
+    for block in chunk.blocks():
+        block.compiled = Keyed(block, dropout)
 
 
 class AdaptedProduct:
-    """The product of a frozen matrix, or of several side by side, with the products of their pairs added."""
+    """The product of a frozen matrix, or of several side by side, with the products of their pairs added.
+
+    All layers share one compiled function, so what differs from layer to layer is in tensors: numbers would be compiled in.
+    """
 
     def __init__(
         self,
@@ -107,26 +120,38 @@ class AdaptedProduct:
         dropout: Dropout,
         gather: Callable[[Tensor], Tensor] | None,
         first_column: int,
+        device: torch.device,
     ) -> None:
         self.sizes, self.scale, self.dropout, self.gather, self.first_column = sizes, adapters.scale, dropout, gather, first_column
-        self.keys = {part: signed(key_of(dropout.seed, name, part)) for part in sizes}
+        self.is_last = False  # whether the backward pass computes again what is before this product, but not the product
+        self.keys = {part: torch.tensor(signed(key_of(dropout.seed, name, part)), device=device) for part in sizes}
 
     def __call__(self, x: Tensor | Made, layer: Linear) -> Tensor:
         x = value_of(x) if self.gather is None else self.gather(value_of(x))
-        base = product_in_few_bits(x, layer.few_bits) if isinstance(layer.few_bits, FewBits) else F.linear(x, layer.weight)
-        if layer.adapter is None:
-            return base
-        assert isinstance(layer.adapter, Adapter), "the adapter of a layer is one of this module"
-        outs = base.split(list(self.sizes.values()), dim=-1)
-        added = [self._with_pair(out, x, part, layer.adapter) for part, out in zip(self.sizes, outs, strict=True)]
-        return torch.cat(added, dim=-1) if len(added) > 1 else added[0]
+        held = layer.few_bits.held() if isinstance(layer.few_bits, FewBits) else Held(layer.weight)
+        adapter = cast("Adapter | None", layer.adapter)
+        pairs = {part: cast(Pair, adapter[part]) for part in self.sizes if part in adapter} if adapter is not None else {}
+        if not pairs:
+            return added(x, held, None, x.new_empty(sum(self.sizes.values()), 0), self.scale)
+        b = self._joined(pairs)
+        if self.dropout.drops:
+            low = [F.linear(self.dropout(x, self.keys[part], self.first_column), pair.lora_a) for part, pair in pairs.items()]
+            return added(x, held, torch.cat(low, dim=-1), b, self.scale)
+        a = torch.cat([pair.lora_a for pair in pairs.values()])
+        return added(x, held, F.linear(x, a), b, self.scale) if self.is_last else adapted(x, held, a, b, self.scale)
 
-    def _with_pair(self, out: Tensor, x: Tensor, part: str, adapter: Adapter) -> Tensor:
-        if part not in adapter:
-            return out
-        pair = adapter[part]
-        assert isinstance(pair, Pair), "an adapter holds pairs"
-        return out + F.linear(F.linear(self.dropout(x, self.keys[part], self.first_column), pair.lora_a), pair.lora_b) * self.scale
+    def _joined(self, pairs: Mapping[str, Pair]) -> Tensor:
+        """B of all pairs in one matrix, [out, ranks]: a block for each pair, and zeros elsewhere."""
+        ranks = [pair.lora_b.shape[1] for pair in pairs.values()]
+        first, blocks = 0, []
+        for part, size in self.sizes.items():
+            if part in pairs:
+                rank = pairs[part].lora_b.shape[1]
+                blocks.append(F.pad(pairs[part].lora_b, (first, sum(ranks) - first - rank)))
+                first += rank
+            else:
+                blocks.append(next(iter(pairs.values())).lora_b.new_zeros(size, sum(ranks)))
+        return torch.cat(blocks)
 
 
 def products_of(chunk: Transformer) -> dict[str, tuple[Linear, tuple[str, ...]]]:

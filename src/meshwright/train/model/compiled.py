@@ -50,16 +50,54 @@ def compile_layers(chunk: Transformer, layout: Layout, *, packed: bool, backend:
             _compile_arithmetic(block, backend)
         elif layout.cp > 1 or packed or block.attention.window or block.attention.sinks is not None:
             block.compiled = AroundAttention(block, compiled)
+        elif repeats_half(block):
+            block.compiled = InHalves(block, compiled)
         else:
             block.compiled = compiled(block.plain)
 
 
+def repeats_half(block: Block) -> bool:
+    """Whether the backward pass computes a layer again up to its last product, which then is no part of a compiled piece.
+
+    Nothing reads the output of that product: what is computed again stops before it. A frozen product needs its input for its adapters
+    alone, so that everything is there by then; a product with a weight of its own is compiled with the rest, as it always was.
+    """
+    return block.recomputes_mlp or (block.recomputes and isinstance(block.mlp, MLP) and block.mlp.down.adapter is not None)
+
+
+class Half:
+    """The second half of a layer, compiled up to its last product."""
+
+    def __init__(self, block: Block, compiled: Compile) -> None:
+        assert isinstance(block.mlp, MLP), "experts are not compiled"
+        self.mlp, self.activated = block.mlp, compiled(block.activated)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.mlp.down.add_bias(self.mlp.leave(self.mlp.down.product(self.activated(x))))
+        return out
+
+
+class InHalves:
+    """A layer in two compiled pieces: its first half, and the second up to its last product."""
+
+    def __init__(self, block: Block, compiled: Compile) -> None:
+        self.block, self.first, self.second = block, compiled(block.attention_half), Half(block, compiled)
+
+    def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
+        return self.block.feed(self.second, self.first(x, context, rotation))
+
+
 class AroundAttention:
-    """A layer in two compiled pieces, with attention as it is written between them."""
+    """A layer in two compiled pieces, with attention as it is written between them; in three, if its second half is computed again."""
 
     def __init__(self, block: Block, compiled: Compile) -> None:
         self.attended = block.attention.attended
-        self.before, self.after = compiled(block.before_attention), compiled(block.after_attention)
+        self.before = compiled(block.before_attention)
+        if repeats_half(block):
+            added, half = compiled(block.added), Half(block, compiled)
+            self.after: Callable[[Tensor, Tensor], Tensor] = lambda x, attended: block.feed(half, added(x, attended))
+        else:
+            self.after = compiled(block.after_attention)
 
     def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         query, key, value = self.before(x, rotation)
@@ -92,15 +130,19 @@ class BetweenCollectives:
         assert isinstance(block.mlp, MLP), "a layer with experts is not compiled between its collectives"
         self.block, self.mlp = block, block.mlp
         self.turned, self.narrowed = compiled(block.attention.turned), compiled(block.attention.narrowed)
-        self.mlp_narrowed = block.mlp.narrowed if block.recomputes else compiled(block.mlp.narrowed)
+        self.mlp_narrowed = block.mlp.narrowed if block.recomputes or block.recomputes_mlp else compiled(block.mlp.narrowed)
 
     def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
-        block, attention, mlp = self.block, self.block.attention, self.mlp
+        block, attention = self.block, self.block.attention
         past, normed = block.attention_norm(x)
         query, key, value = self.turned(attention.projected(normed), rotation)
         attended = attention.attended(query, key, value, context)
-        past, normed = block.mlp_norm(past + attention.o.add_bias(attention.leave(self.narrowed(attended))))
-        out: Tensor = past + mlp.down.add_bias(mlp.leave(self.mlp_narrowed(mlp.into(normed))))
+        return block.feed(self.fed, past + attention.o.add_bias(attention.leave(self.narrowed(attended))))
+
+    def fed(self, x: Tensor) -> Tensor:
+        """The second half of the layer."""
+        past, normed = self.block.mlp_norm(x)
+        out: Tensor = past + self.mlp.down.add_bias(self.mlp.leave(self.mlp_narrowed(self.mlp.into(normed))))
         return out
 
 

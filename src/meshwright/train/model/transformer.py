@@ -52,9 +52,13 @@ class MLP(nn.Module):
 
     def narrowed(self, wide: Tensor) -> Tensor:
         """The product back to hidden states, without bias, from the one upward."""
+        return self.down.product(self.active(wide))
+
+    def active(self, wide: Tensor) -> Tensor | Made:
+        """The activation function of the product upward."""
         if self.gate_up is None:
-            return self.down.product(F.gelu(wide, approximate="tanh"))
-        return self.down.product(Made(gated(wide), "gate", (wide.detach(),)) if self.remakes else gated(wide))
+            return F.gelu(wide, approximate="tanh")
+        return Made(gated(wide), "gate", (wide.detach(),)) if self.remakes else gated(wide)
 
 
 def feed_forward(model: Model, layer: int) -> MLP | ExpertLayer:
@@ -74,7 +78,8 @@ class Block(nn.Module):
         self.attention = attention_of(model, layer)
         self.mlp_norm = norm_of(model)
         self.mlp = feed_forward(model, layer)
-        self.recomputes = False
+        self.recomputes = False  # the whole layer
+        self.recomputes_mlp = False  # its second half alone
         self.compiled: Callable[[Tensor, Context, Rotation | None], Tensor] | None = None
 
     def forward(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
@@ -86,22 +91,45 @@ class Block(nn.Module):
         return whole(x, context, rotation)
 
     def plain(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
-        """The layer without compilation and without recompute."""
+        """The layer without compilation."""
+        return self.feed(self.fed, self.attention_half(x, context, rotation))
+
+    def attention_half(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
+        """The first half of the layer: attention, and the residual around it."""
         past, normed = self.attention_norm(x)
-        past, normed = self.mlp_norm(past + self.attention(normed, context, rotation))
+        made: Tensor = past + self.attention(normed, context, rotation)
+        return made
+
+    def fed(self, x: Tensor) -> Tensor:
+        """The second half of the layer, from the first: the MLP or experts, and the residual around it."""
+        past, normed = self.mlp_norm(x)
         made: Tensor = past + self.mlp(normed)
         return made
+
+    def feed(self, half: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The second half, however it is computed; the backward pass may compute it again."""
+        if self.recomputes_mlp and torch.is_grad_enabled():
+            made: Tensor = checkpoint(half, x, use_reentrant=False, preserve_rng_state=False)
+            return made
+        return half(x)
+
+    def activated(self, x: Tensor) -> Tensor:
+        """The second half up to its last product: what that product multiplies."""
+        assert isinstance(self.mlp, MLP), "experts have several last products"
+        return value_of(self.mlp.active(self.mlp.into(self.mlp_norm(x)[1])))
 
     def before_attention(self, x: Tensor, rotation: Rotation | None) -> Heads:
         """Queries, keys and values of this layer."""
         return self.attention.turned(self.attention.projected(self.attention_norm(x)[1]), rotation)
 
+    def added(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The first half of this layer, from its input and what attention gave."""
+        attention = self.attention
+        return x + attention.o.add_bias(attention.leave(attention.narrowed(attended)))
+
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The output of this layer, from its input and what attention gave."""
-        attention = self.attention
-        past, normed = self.mlp_norm(x + attention.o.add_bias(attention.leave(attention.narrowed(attended))))
-        made: Tensor = past + self.mlp(normed)
-        return made
+        return self.fed(self.added(x, attended))
 
 
 def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str, int], ...]:
@@ -202,6 +230,8 @@ class Transformer(nn.Module):
         """Hidden states after the layers of this chunk, from tokens (first stage) or hidden states."""
         if self.embed is not None:
             x = self.embed(x, context)
+            if torch.is_grad_enabled() and not x.requires_grad:
+                x.requires_grad_()  # a frozen table: with this, the first layer is like all others, and is not compiled for itself
         rotation = self.rotary(context.positions, x.dtype) if self.rotary is not None else None
         for block in self.blocks():
             x = block(x, context, rotation)

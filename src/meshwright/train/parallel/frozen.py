@@ -11,8 +11,8 @@ from meshwright.describe.workload import Adapters
 from meshwright.train.checkpoint import Piece
 from meshwright.train.kernels.few_bits import KINDS, FewBits
 from meshwright.train.kernels.linear import Linear
-from meshwright.train.model.adapters import AdaptedProduct, Dropout, Keyed, products_of
-from meshwright.train.model.transformer import Transformer, tensors_in
+from meshwright.train.model.adapters import AdaptedProduct, Dropout, products_of
+from meshwright.train.model.transformer import MLP, Transformer, tensors_in
 from meshwright.train.parallel.buckets import Numbers, put_in_place
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.mesh import Mesh
@@ -23,9 +23,8 @@ ROWS_AT_ONCE = 1024  # of a matrix that are in memory whole while it is put into
 PREFIX = "weights"
 
 
-def connect(chunk: Transformer, adapters: Adapters, seed: int, axis: Axis) -> None:
+def connect(chunk: Transformer, adapters: Adapters, dropout: Dropout, axis: Axis, device: torch.device) -> None:
     """Make every product of a chunk (split, and still without storage) use a frozen weight and the pairs beside it."""
-    dropout = Dropout(adapters.dropout, seed)
     key_copies = chunk.model.key_copies(axis.size)
     for name, (layer, parts) in products_of(chunk).items():
         held = tensors_in(f"{name}.weight", chunk.model, key_copies)
@@ -33,10 +32,10 @@ def connect(chunk: Transformer, adapters: Adapters, seed: int, axis: Axis) -> No
         sizes = {part: share * unit for part, (_, share) in zip(parts, held, strict=True)}
         gather = gathering(axis) if isinstance(layer.multiply, GatheredProduct) else None
         first_column = 0 if gather else axis.index * layer.weight.shape[1]
-        layer.multiply = AdaptedProduct(name, sizes, adapters, dropout, gather, first_column)
-    if adapters.dropout:
-        for block in chunk.blocks():
-            block.compiled = Keyed(block, dropout)
+        layer.multiply = AdaptedProduct(name, sizes, adapters, dropout, gather, first_column, device)
+    for block in chunk.blocks():
+        if isinstance(block.mlp, MLP) and isinstance(block.mlp.down.multiply, AdaptedProduct):
+            block.mlp.down.multiply.is_last = block.recomputes or block.recomputes_mlp
 
 
 class Frozen:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from meshwright.predict.rehearsed import RankMemory
+from meshwright.train.kernels.few_bits import FewBits
 from meshwright.train.parallel.buckets import DataParallel
 from meshwright.train.parallel.fully_sharded import local_of
 from meshwright.train.replica import Replica
@@ -47,7 +48,8 @@ class Moment:
 def held_by(replica: Replica) -> Held:
     """Bytes of weights, gradients and optimizer states of a rank, now."""
     parameters = [parameter for chunk in replica.stage.chunks for parameter in chunk.parameters()]
-    weights = _storages(local_of(parameter.data) for parameter in parameters)
+    few = (held for chunk in replica.stage.chunks for module in chunk.modules() if isinstance(module, FewBits) for held in module.buffers())
+    weights = _storages([*(local_of(parameter.data) for parameter in parameters), *few])
     states = (
         tensor
         for kept in ((shard.values for shard in replica.shards), replica.optimizer.means, replica.optimizer.squares)

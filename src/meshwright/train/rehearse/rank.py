@@ -114,6 +114,7 @@ def stand_of(part: Part, device: torch.device, marks: Boundaries) -> Stand:
         layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
     )
     replica = Rehearsed(part.model, part.workload, mesh, TRAINING)
+    replica.fill_base(fill_piece)
     replica.fill_weights(fill_piece)
     batch = [made_up_batch(part, mesh)] * replica.num_micro_batches
     return Stand(replica, mesh, marks, batch)

@@ -53,8 +53,18 @@ def _array(source: Source) -> list[Any]:
 
 
 def _parsed(content: bytes, where: str) -> Any:
+    """The value in a text, which may begin with a byte order mark, as programs on Windows write it."""
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The object of these keys; JSON lets a key stand twice, and then one of the values would be lost silently."""
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+            raise InputError(f"the key {twice!r} stands twice in one object", where=where, fix="leave one of them out")
+        return values
+
     try:
-        return json.loads(content.decode())
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=object_of)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", where=where, fix="write one JSON object in each line, in UTF-8") from None
 

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/tune.py`: what is measured, and the processes that measure it."""

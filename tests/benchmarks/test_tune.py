@@ -1,0 +1,59 @@
+"""What `benchmarks/tune.py` measures and shows: cases, the floor's bytes, and ratios that need both of their sides."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from tune_parts import tables
+from tune_parts.cases import CASES, case_of, chosen, layout_of, model_of, workload_of
+
+from meshwright.plan.stack.own import check_trainable
+
+
+def test_cases_come_back_from_their_line_and_the_trainer_runs_them() -> None:
+    for case in CASES:
+        assert case_of(case.to_json()) == case
+        check_trainable(model_of(case), workload_of(case), layout_of(case))
+    assert {case.seq_len for case in CASES} == {2048, 8192} and len(chosen([], is_dry=True)) == len(CASES)
+    assert [case.name for case in chosen(["8b-2048"], is_dry=False)] == ["8b-2048"]
+
+
+def test_the_floor_counts_the_bytes_of_a_base_in_few_bits_and_of_the_adapters() -> None:
+    pytest.importorskip("torch")
+    from tune_parts.floor import STATE_BYTES, bytes_moved
+
+    (case,) = chosen(["8b-8192-fp8"], is_dry=False)
+    found = bytes_moved(case, model_of(case))
+    layers, qkv, into = 32, 4096 + 2 * 1024, 2 * 14336
+    elements = layers * (4096 * qkv + 4096 * 4096 + 4096 * into + 14336 * 4096)
+    assert found["base in few bits"] == 2 * 3 * elements
+    pairs = 16 * layers * (3 * 4096 + qkv + 4096 + 4096 + 2 * 4096 + into + 14336 + 4096)
+    assert found["optimizer"] == STATE_BYTES * pairs
+
+
+def row(who: str, tokens_per_s: float) -> dict[str, object]:
+    figures = {"mean_s": 0.5, "cv": 0.01, "tokens_per_s": tokens_per_s, "peak_bytes": 2**30}
+    return {"case": "a", "words": "a case", "who": who, "trainer": who, "num_tokens": 8192, **figures}
+
+
+def test_ratios_are_against_the_best_peer_of_the_same_call() -> None:
+    content = {
+        "speed": [row("ours", 120.0), row("trl_peft", 90.0), row("trl_peft", 100.0)],
+        "floor": [{"case": "a", "tokens_per_s": 150.0}],
+    }
+    first = tables.speed_table(content).splitlines()[2]
+    assert "| 1.200x | 1.000x | 80.0 % |" in first
+    alone = tables.speed_table({"speed": [row("ours", 120.0)]}).splitlines()[2]
+    assert "| - | - | - |" in alone
+
+
+def test_a_forecast_stands_beside_what_was_measured() -> None:
+    content = {"speed": [row("ours", 120.0)], "forecast": [{"case": "a", "step_s": 0.51, "peak_bytes": 2**29}]}
+    assert "| 510.0 | +2.0 % | 0.50 | -50.0 % |" in tables.speed_table(content)
+    refused = {"speed": [row("ours", 120.0)], "forecast": [{"case": "a", "refused": "it does not fit"}]}
+    assert "a case: no forecast: it does not fit." in tables.speed_table(refused)
