@@ -157,7 +157,7 @@ def visits_of(sent: Sequence[Sent], rank: int) -> tuple[Visit, ...]:
     )
 
 
-@pytest.mark.parametrize("number, case", enumerate(EXPERTS), ids=str)
+@pytest.mark.parametrize("number, case", list(enumerate(EXPERTS)), ids=str)
 def test_every_byte_of_experts_is_accounted_for(number: int, case: Case, pools: Pools) -> None:
     precision = "fp32" if number % 3 else "bf16"
     workload = replace(case.workload, precision=precision, training=case.training)
