@@ -251,7 +251,7 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
         (("--headroom", "76"), "leaves nothing of h100's"),
         (("--layout", "schedule=1f1b,vp=2"), "exclude each other with schedule=1f1b, vp=2"),
         (("--set", "workload.global_batch=99999999"), "more than the 10,000,000 that a step may have"),
-        (("--set", "workload.global_batch=999999999999"), "not a whole number up to 10^8"),
+        (("--set", "workload.global_batch=999999999999"), "not a whole number from 1 to 100,000,000"),
         (("--layout", "mbs=3"), "choose mbs from 1, 2, 4"),
         (("--layout", "first_stage_layers=99"), "leave first_stage_layers out"),
         (("--set", "fabric.GB_per_s=10", "--set", "fabric.GB_per_s=20"), "set twice"),

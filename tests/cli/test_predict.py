@@ -322,7 +322,7 @@ def test_help_names_every_option(run):
         ((*NOUNS, "--layout", "tp=4,dp"), "dp has no value in the layout.*write dp=2"),
         ((*NOUNS, "--layout", LAYOUT, "--gpu", "8"), "no option --gpu.*did you mean --gpus"),
         ((*NOUNS, "--layout", LAYOUT, "--gpus", "0"), "gpus is 0, not a whole number from 1"),
-        ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=-4"), "workload.global_batch is -4, not a number from "),
+        ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=-4"), "workload.global_batch is -4, not a whole number from 1 "),
         ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=many"), "workload.global_batch is 'many', not a number"),
         (NOUNS, "--layout is missing"),
         ((*NOUNS[:2], "--layout", LAYOUT), "WORKLOAD is missing"),

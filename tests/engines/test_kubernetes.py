@@ -67,7 +67,11 @@ def test_a_job_is_checked_and_submitted(cluster, job):
         ("can", "no\n", "this user may not create jobsets.jobset.x-k8s.io in the namespace me"),
         ("can", "Warning: the server doesn't have a resource type 'jobsets'\nyes\n", "the cluster has no jobsets.jobset.x-k8s.io"),
         ("can", "", "Kubernetes does not answer: it ended with status 0"),
-        ("can", "Warning: the server doesn't have a resource type 'jobsets'\n", "Kubernetes does not answer: it ended with status 0"),
+        (
+            "can",
+            "Warning: the server doesn't have a resource type 'jobsets'\n",
+            "Kubernetes does not answer: Warning: the server doesn't have a resource type 'jobsets'",
+        ),
         (
             "nodes",
             json.dumps({"items": [node("a", 8), node("b", 4), node("c", 8)]}),

@@ -72,8 +72,6 @@ def simulate(
       meshwright simulate plan.json --steps 500 --planes-lost 1
 
       meshwright simulate plan.json --days 54 --seeds 20 --finish-by 90d --json
-
-      meshwright simulate plan.json --faults faults.toml
     """
     options = {key: value for key, value in locals().items() if key not in ("plan", "as_json", "slow_rank", "faults")}
     if faults is not None:

@@ -107,7 +107,6 @@ def test_wrong_urls_are_one_message_each(s3: ObjectServer, place: Remote, plan_o
         (("train", plan_of_two, "--corpus", f"{place}/none"), "no finished corpus here"),
         (("report", f"{place}/none"), "no run here"),
         (("report", "s3://test-nowhere"), "this URL names a bucket"),
-        (("serve", str(place)), "are in a folder of this machine"),
         (("simulate", plan_of_two, "--runs", str(place)), "are in a folder of this machine"),
     ):
         command = machine.done(*arguments, code=2)
