@@ -147,8 +147,11 @@ class Mirror:
             self._fail(error.what if isinstance(error, MeshwrightError) else str(error))
             return
         if self._trouble:
-            self._trouble = ""
-            self._notify("storage_back", "object storage answers again, and has all records")
+            self._say_back()
+
+    def _say_back(self) -> None:
+        self._trouble = ""
+        self._notify("storage_back", "object storage answers again, and has all records")
 
     def _fail(self, why: str) -> None:
         if not self._trouble:
@@ -162,6 +165,9 @@ class Mirror:
         if not self.lease.is_lost:
             with suppress(MeshwrightError, OSError):
                 self._copies.copy()
+                if self._trouble:
+                    self._say_back()
+                    self._copies.copy()  # with the event that says so
                 self.lease.release()
         missing = self._copies.missing()
         return [*missing, self._trouble] if missing else []

@@ -91,8 +91,7 @@ def test_a_dead_server_does_not_stop_training(
     proxy.faults.is_dead = True
     until(lambda: events_of(run, "storage_failed"), lambda: command.err, command)
     proxy.faults.is_dead = False
-    until(lambda: events_of(run, "storage_back") or not command.process.is_alive(), lambda: command.err)
-    assert command.wait() == 0, command.err
+    assert command.wait() == 0, command.err  # it may end before the next try, and then stores all at its end
     assert [event["kind"] for event in events_of(run) if event["kind"].startswith("storage")] == ["storage_failed", "storage_back"]
     assert (place / "a" / "steps.jsonl").read() == (run / "steps.jsonl").read_bytes()
 
