@@ -215,7 +215,7 @@ def _no_dropout(query: Tensor) -> tuple[Tensor, Tensor]:
 def _check_head(query: Tensor) -> None:
     """These kernels read a head in pieces of eight numbers, and the operators do not pad it."""
     if query.shape[-1] % 8 or query.shape[-1] > LARGEST_HEAD:
-        raise NotImplementedError(f"heads of {query.shape[-1]} dimensions: torch's flash attention has multiples of 8 up to {LARGEST_HEAD}")
+        raise ValueError(f"heads of {query.shape[-1]} dimensions: torch's flash attention has multiples of 8 up to {LARGEST_HEAD}")
 
 
 def _flash_4_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int = 0) -> Part:
