@@ -1,13 +1,15 @@
 """Every layout over NCCL on one GPU, whose ranks share it: the same losses and gradients as one rank's.
 
-    python benchmarks/nccl.py [layouts] [precisions] [checkpoints] [faults] [groups] [steady] [--ranks N]... [--out FILE]
+    python benchmarks/nccl.py [layouts] [precisions] [checkpoints] [faults] [groups] [steady] [rehearsed] [--ranks N]... [--out FILE]
 
 Ranks are processes that start once for each number of ranks and then run one layout after another. `layouts` is every
 factorisation of 2, 4 and 8 ranks in fp32; schedules, ZeRO stages and kinds of context parallelism take turns. `precisions` is a set of
 layouts of four ranks in which every two choices appear together, in fp32, bf16 and fp8, with compiled layers and FlashAttention where a
 layout has them. `checkpoints` are written over gloo and read over NCCL, and the other way round, and must be equal bit for bit.
 `faults` are runs that are stopped, killed, halted or given a NaN: they must end soon, name the cause and leave nothing on the GPU. `groups`
-measures what a communicator costs in memory and time, `steady` what the host waits for in a step and how much of the exchanges is hidden.
+measures what a communicator costs in memory and time, `steady` what the host waits for in a step and how much of the exchanges is hidden
+(`--traces DIR` keeps the profiles, for `benchmarks/trace_against_hta.py`). `rehearsed` runs a TP rank with the other one and alone, as
+`meshwright rehearse` does: kernels, shapes and counts must be the same, and the peak of memory within 1 %.
 
 Needs NCCL 2.30 and MPS, as `meshwright train --ranks-per-gpu` does (docs/gpus.md says how to get both). Without a GPU it says so, claims
 nothing and exits with 0; `--dry-run` then runs the same code over gloo, and proves nothing about NCCL.
@@ -16,11 +18,13 @@ nothing and exits with 0; `--dry-run` then runs the same code over gloo, and pro
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -44,7 +48,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout, parse_layout
 from meshwright.train.shared_gpu import allow_sharing, check_sharing, loaded_nccl
 
-PARTS = ("layouts", "precisions", "checkpoints", "faults", "groups", "steady")
+PARTS = ("layouts", "precisions", "checkpoints", "faults", "groups", "steady", "rehearsed")
 NUM_STEPS = 3
 RESHARDED = (("dp=2,zero=1", "tp=2,pp=2"), ("tp=2,pp=2", "dp=4,zero=3,mbs=1"), ("pp=2,vp=2,cp=2", "tp=4"), ("dp=2,zero=3", "pp=4,mbs=1"))
 NOTHING = "nothing was measured, and nothing is claimed"
@@ -163,18 +167,52 @@ def groups(bench: Bench, world_sizes: tuple[int, ...]) -> None:
         bench.try_case("groups", f"communicators of {size} ranks", size, lambda size=size: bench.pools.of(size).run(cost_of_groups)[0])
 
 
-def steady(bench: Bench, world_sizes: tuple[int, ...]) -> None:
+def steady(bench: Bench, world_sizes: tuple[int, ...], *, traces: Path | None = None) -> None:
     """What a step waits for, and how much of its exchanges is hidden, under the profiler."""
     from nccl_parts.bodies import steady_step
 
     if bench.pools.backend != "nccl":
         say("steady: only a GPU's profile shows it")
         return
-    model = replace(cases.MODEL, num_layers=8, hidden=2048, ffn_hidden=4096, num_heads=16, head_dim=128)
-    workload = replace(cases.WORKLOAD, seq_len=1024, precision="bf16")
+    model, workload = cases.WIDE, replace(cases.WORKLOAD, seq_len=1024, precision="bf16")
     for text in ("dp=4,zero=1,mbs=1", "dp=4,zero=0,mbs=1", "dp=4,zero=3,mbs=1", "pp=2,dp=2,mbs=1", "tp=2,dp=2,mbs=1", "cp=2,dp=2,mbs=1"):
         layout = parse_layout(text)
-        bench.try_case("steady", text, 4, lambda layout=layout: bench.pools.of(4).run(steady_step, model, workload, layout)[0])
+        bench.try_case("steady", text, 4, lambda layout=layout: bench.pools.of(4).run(steady_step, model, workload, layout, traces)[0])
+
+
+def rehearsed(bench: Bench, world_sizes: tuple[int, ...]) -> None:
+    """A TP rank among others and alone."""
+    from nccl_parts.bodies import Ran, rank_alone, rank_among_others
+
+    from meshwright.train.rehearse.rank import Part
+
+    if bench.pools.backend != "nccl":
+        say("rehearsed: only a GPU has kernels to compare")
+        return
+
+    def check(text: str) -> dict[str, Any]:
+        workload = replace(cases.WORKLOAD, seq_len=2048, precision="bf16")
+        part = Part(model=cases.WIDE, workload=workload, layout=parse_layout(text), rank=0, num_steps=1)
+        real: Ran = bench.pools.of(2).run(rank_among_others, part)[0]
+        alone: Ran = in_process(rank_alone, part)
+        off = alone.peak_bytes / real.peak_bytes - 1
+        more, fewer = alone.kernels - real.kernels, real.kernels - alone.kernels
+        faults = [f"{count} more of {name[:160]} alone" for name, count in more.items()]
+        faults += [f"{count} fewer of {name[:160]} alone" for name, count in fewer.items()]
+        faults += [f"shapes differ: {name}" for name in (alone.products - real.products) + (real.products - alone.products)]
+        if abs(off) > 0.01:
+            faults.append(f"the peak is {off:+.2%} off: {alone.parts_bytes} alone, {real.parts_bytes} among others")
+        counts = {"kernels": real.kernels.total(), "products": real.products.total(), "peak_mib": round(real.peak_bytes / 2**20, 1)}
+        return {**counts, "peak_off": round(off, 5), "faults": faults}
+
+    for text in ("tp=2,mbs=1", "tp=2,mbs=1,recompute=full"):
+        bench.try_case("rehearsed", text, 2, partial(check, text))
+
+
+def in_process(body: Callable[..., Any], *args: Any) -> Any:
+    """What a function gives in a process of its own, which has no process group."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=sys.path.extend, initargs=(sys.path,)) as pool:
+        return pool.submit(body, *args).result()
 
 
 def in_pool(bench: Bench, backend: str, num_ranks: int, body: Callable[..., Any], *args: Any) -> list[Any]:
@@ -238,6 +276,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, action="append", choices=(2, 4, 8), help="numbers of ranks (default: 2, 4 and 8)")
     parser.add_argument("--whole", action="store_true", help="layouts: the tests' whole matrix, about 250 layouts and ten minutes")
     parser.add_argument("--out", type=Path, help="write results here as they come, as JSON")
+    parser.add_argument("--traces", type=Path, help="steady: a folder for the profiles of rank 0")
     parser.add_argument("--limit-s", type=float, default=570.0, help="start no case after so many seconds (default %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="over gloo on the processor: the code runs, NCCL is not tried")
     given = parser.parse_args(words)
@@ -266,7 +305,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 "checkpoints": checkpoints,
                 "faults": faults,
                 "groups": groups,
-                "steady": steady,
+                "steady": partial(steady, traces=given.traces),
+                "rehearsed": rehearsed,
             }[part](bench, tuple(given.ranks or (2, 4, 8)))
     finally:
         pools.close()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
+import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,9 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.record.profile import profile_of
+from meshwright.train.rehearse.boundaries import Boundaries
+from meshwright.train.rehearse.rank import Part, counted, stand_of
+from meshwright.train.rehearse.stand_in import stand_in_world
 
 
 def plain_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) -> Steps:
@@ -97,11 +104,11 @@ def cost_of_groups(num_groups: int = 4) -> dict[str, Any]:
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cudaEventSynchronize")
 
 
-def steady_step(model: Model, workload: Workload, layout: Layout, num_steps: int = 3) -> dict[str, Any]:
+def steady_step(model: Model, workload: Workload, layout: Layout, traces: Path | None = None, num_steps: int = 3) -> dict[str, Any]:
     """What the host waits for in steps that follow one another, and how much of the exchanges runs behind compute, under the profiler.
 
     As in a run, the result of a step is read when the next one has been launched; so the host may wait for an event of the step before,
-    with the device busy meanwhile, and for nothing else.
+    with the device busy meanwhile, and for nothing else. Rank 0 leaves its trace in the folder `traces`.
     """
     import torch.distributed as dist
     from parity import batch_of, replica_of
@@ -132,9 +139,11 @@ def steady_step(model: Model, workload: Workload, layout: Layout, num_steps: int
     in_steps = [event.name for event in events if event.time_range.start < last_launch]  # the profiler itself waits at its end
     waits = {name: in_steps.count(name) for name in WAITS}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+        path = Path(folder) / "trace.json.gz"
         profiled.export_chrome_trace(str(path))
         (process,) = profile_of((path,)).processes
+        if traces is not None and dist.get_rank() == 0:
+            shutil.copy(path, traces / f"{layout}.json.gz".replace(",", "-").replace("=", ""))
     return {
         "waits": {name: count for name, count in waits.items() if count},
         "store_calls": num_calls,
@@ -144,6 +153,54 @@ def steady_step(model: Model, workload: Workload, layout: Layout, num_steps: int
         "faults": [f"{count} x {name}" for name, count in waits.items() if count and name != "cudaEventSynchronize"]
         + ([f"{num_calls} calls of the store"] if num_calls else []),
     }
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a rank launched in a step, and the memory of another step."""
+
+    kernels: Counter[str]  # without those of NCCL and of plain copies
+    products: Counter[str]  # operators that multiply or attend, with their shapes
+    peak_bytes: int
+    parts_bytes: dict[str, int]
+
+
+def rank_among_others(part: Part) -> Ran:
+    """A step of the trainer on a rank whose others exist."""
+    import torch.distributed as dist
+
+    return _ran(replace(part, rank=dist.get_rank()))
+
+
+def rank_alone(part: Part) -> Ran:
+    """The same step on stand-ins, in a process that has no group."""
+    with stand_in_world(part.rank, part.layout.num_ranks, torch.device("cuda", 0)):
+        return _ran(part)
+
+
+def _ran(part: Part) -> Ran:
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.compiler.set_stance("default")
+    marks = Boundaries()
+    stand = stand_of(part, torch.device("cuda", 0), marks)
+    for _ in range(2):  # the first compiles and chooses
+        stand.step()
+    memory = counted(stand, None)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiled:
+        stand.step()
+        torch.cuda.synchronize()
+    kernels: Counter[str] = Counter()
+    products: Counter[str] = Counter()
+    for event in profiled.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kernels[event.name] += not event.name.startswith(("nccl", "Memcpy", "Memset"))
+        elif re.search(r"::(mm|addmm|bmm|_scaled_mm|_scaled_dot\w+attention\w*)$", event.name):
+            products[f"{event.name} {event.input_shapes}"] += 1
+    stand.replica.ready()
+    stand.mesh.close()
+    return Ran(+kernels, +products, memory.peak_bytes, memory.parts)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ MODEL = Model(
     head_dim=64,
     vocab_size=512,
 )
+WIDE = replace(MODEL, num_layers=8, hidden=2048, ffn_hidden=4096, num_heads=16, head_dim=128)  # whose kernels take longer than their launch
 WORKLOAD = Workload(name="wide", model="", seq_len=256, global_batch=8, precision="fp32", packed=False)
 
 # Bounds on losses, and on a gradient's distance from the fp32 one of one rank, of its norm: those of `h200.py correct`.

@@ -5,6 +5,7 @@ A command runs in a session of its own, so that what it leaves behind can be cou
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -96,9 +97,10 @@ class Command:
         """The exit status; below 0: ended by that signal. Whatever it left behind is an error, and ended."""
         self.process.join(timeout_s)
         is_over = self.process.exitcode is not None
-        left = self.others()
+        left = {pid: words_of(pid) for pid in self.others()}
         for pid in [*left, *([] if is_over else [self.pid])]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         assert is_over, f"not over after {timeout_s:.0f} s\n{self.out}\n{self.err}"
         assert not left, f"left behind: {left}\n{self.out}\n{self.err}"
         return int(self.process.exitcode)
@@ -129,6 +131,19 @@ def until(met: Callable[[], Any], state: Callable[[], str] = str, command: Comma
         assert command is None or command.process.exitcode is None, f"ended too early: {state()}"
         time.sleep(0.02)
     return found
+
+
+def words_of(pid: int) -> str:
+    """What a process was started as, its parent, and what it waits for in the kernel."""
+    found = []
+    for name in ("cmdline", "status", "wchan"):
+        try:
+            found.append((Path("/proc") / str(pid) / name).read_text().replace("\0", " "))
+        except OSError:  # ended meanwhile
+            return "ended meanwhile"
+    command, status, waits_for = found
+    told = [line for line in status.splitlines() if line.startswith(("Name", "State", "PPid", "Threads"))]
+    return " ".join([command[:300], *told, waits_for])
 
 
 def session(leader: int) -> list[int]:
