@@ -22,13 +22,14 @@ from fault_record import lines
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "train"))
 
 NUM_STEPS, KILLED_AFTER = 400, 40
+GPU_CLUSTER = "hgx-h200-ndr"
 
 
 def tried(folder: Path, corpus: Path, per_gpu: int, victim: int) -> str:
     """One run of which one rank is killed; what the record says."""
     from small_run import Small, train
 
-    plan = Small(corpus=corpus).plan_file(folder / "plan.json", "dp=2,zero=1", training={"most_samples": 10**6})
+    plan = Small(corpus=corpus, cluster=GPU_CLUSTER).plan_file(folder / "plan.json", "dp=2,zero=1", training={"most_samples": 10**6})
     options = ("--steps", str(NUM_STEPS), "--checkpoint-every", "50", "--profile", "none", "--ranks-per-gpu", str(per_gpu))
     command = train(folder, plan, "--name", "run", "--keep-going", *options)
     run = folder / "runs" / "run"

@@ -22,7 +22,7 @@ from meshwright.layout import Layout
 from meshwright.record.profile import profile_of
 from meshwright.train.rehearse.boundaries import Boundaries
 from meshwright.train.rehearse.rank import Part, counted, stand_of
-from meshwright.train.rehearse.stand_in import stand_in_world
+from meshwright.train.rehearse.stand_in import Ledger, stand_in_world
 
 
 def plain_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) -> Steps:
@@ -163,6 +163,7 @@ class Ran:
     products: Counter[str]  # operators that multiply or attend, with their shapes
     peak_bytes: int
     parts_bytes: dict[str, int]
+    num_stand_ins: int = 0  # exchanges of the step that were done by local copies
 
 
 def rank_among_others(part: Part) -> Ran:
@@ -174,13 +175,15 @@ def rank_among_others(part: Part) -> Ran:
 
 def rank_alone(part: Part) -> Ran:
     """The same step on stand-ins, in a process that has no group."""
-    with stand_in_world(part.rank, part.layout.num_ranks, torch.device("cuda", 0)):
-        return _ran(part)
+    with stand_in_world(part.rank, part.layout.num_ranks, torch.device("cuda", 0)) as ledger:
+        return _ran(part, ledger)
 
 
-def _ran(part: Part) -> Ran:
+def _ran(part: Part, ledger: Ledger | None = None) -> Ran:
     from torch.profiler import ProfilerActivity, profile
 
+    gc.collect()  # what a case before left in this process
+    torch._dynamo.reset()
     torch.compiler.set_stance("default")
     marks = Boundaries()
     stand = stand_of(part, torch.device("cuda", 0), marks)
@@ -188,9 +191,12 @@ def _ran(part: Part) -> Ran:
         stand.step()
     memory = counted(stand, None)
     torch.cuda.synchronize()
+    if ledger:
+        ledger.sent.clear()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiled:
         stand.step()
         torch.cuda.synchronize()
+    num_stand_ins = sum(ledger.sent.values()) if ledger else 0
     kernels: Counter[str] = Counter()
     products: Counter[str] = Counter()
     for event in profiled.events():
@@ -200,7 +206,7 @@ def _ran(part: Part) -> Ran:
             products[f"{event.name} {event.input_shapes}"] += 1
     stand.replica.ready()
     stand.mesh.close()
-    return Ran(+kernels, +products, memory.peak_bytes, memory.parts)
+    return Ran(+kernels, +products, memory.peak_bytes, memory.parts, num_stand_ins)
 
 
 @contextlib.contextmanager

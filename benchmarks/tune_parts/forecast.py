@@ -8,7 +8,7 @@ from typing import Any
 from h200_parts.forecast import Machine
 
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
-from meshwright.errors import InputError
+from meshwright.errors import FitError, InputError
 from meshwright.job import Job
 from meshwright.plan.plan import plan_of
 from meshwright.predict.software import software
@@ -23,6 +23,6 @@ def forecast_of(case: Case, profile: Path | None, device_type: str) -> dict[str,
         machine = Machine(load_cluster(THIS_MACHINE if device_type == "cuda" else EMULATED).resized(1), software())
     try:
         plan = plan_of(Job(model_of(case), machine.cluster, workload_of(case), machine.stack).forecast(layout_of(case)), case.name)
-    except InputError as error:
+    except (InputError, FitError) as error:
         return {"refused": error.what}
     return {"step_s": plan.step_s, "peak_bytes": plan.peak_memory_bytes, "parts_s": dict(plan.parts_s)}
