@@ -48,6 +48,7 @@ class Faults:
             step=last_step(folder) if has_begun else 0,
             message=failure.message,
             noticed_s=failure.noticed_s,
+            from_outside=failure.from_outside,
             silent_s=silent_s(folder, failure.noticed_s) if has_begun else 0.0,
             step_times_s=last_times_s(folder) if has_begun else {},
         )
