@@ -47,6 +47,12 @@ def test_another_message_is_another_fault() -> None:
     assert [fault(incidents, 12, "exception", message) for message in ("a full disk", "a lost disk")] == ["", ""]
 
 
+def test_how_long_it_hung_does_not_make_it_another_fault() -> None:
+    incidents = Incidents()
+    assert fault(incidents, 12, "hang", "rank 1 has not moved for 10.3 s: it is in evaluation") == ""
+    assert fault(incidents, 12, "hang", "rank 1 has not moved for 11.0 s: it is in evaluation").startswith("the same happened at step 12")
+
+
 @pytest.mark.parametrize("reason", OUTSIDE)
 def test_kills_and_lost_connections_at_one_step_are_no_fault_of_the_program(reason: str) -> None:
     incidents = Incidents()

@@ -12,6 +12,7 @@ rank, ends the run in this way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,8 +43,14 @@ class Incident:
 
     def is_like(self, other: Incident) -> bool:
         """Whether both are one and the same fault of the program."""
-        is_outside = self.from_outside or other.from_outside
-        return not is_outside and (self.reason, self.step, self.message) == (other.reason, other.step, other.message)
+        if self.from_outside or other.from_outside:
+            return False
+        return (self.reason, self.step, _words(self.message)) == (other.reason, other.step, _words(other.message))
+
+
+def _words(message: str) -> str:
+    """A message without seconds and sizes, which differ a little each time."""
+    return re.sub(r"\d+\.\d+", "", message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
