@@ -86,7 +86,7 @@ class Planted:
         if fault.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault.kind == "exception":
-            raise MemoryError("a planted fault")
+            raise MemoryError(f"planted fault {self.faults.index(fault)}")  # each is a fault of its own, and not one that comes again
         elif fault.kind == "sockets":
             cut_connections()
         else:

@@ -47,8 +47,8 @@ class Outcome:
     faults: list[dict[str, Any]]  # those that struck: kind, phase, noticed_s, recovered_s, lost steps, how
 
 
-def tried(seed: int, number: int, corpus: Path, per_run: int) -> Outcome:
-    """One run with its faults, and the run without faults that it is compared with."""
+def tried(seed: int, number: int, corpus: Path, per_run: int, slow_s: float) -> Outcome:
+    """One run with its faults, and the run without faults that it is compared with. Its folder is kept if a recovery took `slow_s`."""
     layout, faults = drawn(seed, number, per_run)
     folder = Path(tempfile.mkdtemp(prefix="meshwright-faults-"))
     (folder / "marks").mkdir()
@@ -65,7 +65,7 @@ def tried(seed: int, number: int, corpus: Path, per_run: int) -> Outcome:
         ettr=used(run),
         faults=found,
     )
-    if problem:
+    if problem or any(fault.get("recovered_s", 0.0) >= slow_s for fault in found):
         print(f"kept in {folder}", file=sys.stderr)
     else:
         shutil.rmtree(folder)
@@ -174,17 +174,18 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("faults.jsonl"), help="one line per run; runs that are in it are not repeated")
     parser.add_argument("--summary", type=Path, nargs="+", help="print the tables of these files, and do nothing else")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further run after this time")
+    parser.add_argument("--slow", type=float, default=15.0, help="keep the folder of a run with a recovery of this many seconds or more")
     given = parser.parse_args()
     if given.summary:
         outcomes = [outcome for path in given.summary for outcome in lines(path)]
         print(tables(outcomes))
         return int(any(one["problem"] for one in outcomes))
-    _batch(given.seed, given.faults, given.per_run, given.out, time.monotonic() + given.seconds)
+    _batch(given.seed, given.faults, given.per_run, given.out, given.slow, time.monotonic() + given.seconds)
     print(tables(lines(given.out)))
     return int(any(one["problem"] for one in lines(given.out)))
 
 
-def _batch(seed: int, num_faults: int, per_run: int, out: Path, until_s: float) -> None:
+def _batch(seed: int, num_faults: int, per_run: int, out: Path, slow_s: float, until_s: float) -> None:
     """Add runs of a seed to a file until so many faults have struck."""
     from small_run import make_corpus
 
@@ -194,7 +195,7 @@ def _batch(seed: int, num_faults: int, per_run: int, out: Path, until_s: float) 
         corpus = make_corpus(Path(folder) / "made")
         while struck < num_faults and time.monotonic() < until_s:
             if number not in done:
-                outcome = tried(seed, number, corpus, per_run)
+                outcome = tried(seed, number, corpus, per_run, slow_s)
                 struck += len(outcome.faults)
                 with open(out, "a") as file:
                     file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")

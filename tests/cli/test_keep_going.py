@@ -24,12 +24,19 @@ def faults(folder: Path) -> Faults:
 
 
 def test_the_same_loss_at_the_same_step_is_borne_a_few_times(tmp_path: Path) -> None:
-    book, failure = faults(tmp_path), Failure(reason="signal", rank=1, message="rank 1 was killed", noticed_s=1.0)
+    book, failure = faults(tmp_path), Failure(reason="exception", rank=1, message="rank 1 failed", noticed_s=1.0)
     verdicts = [book.judged(failure) for _ in range(LOSSES.most_alike + 1)]
     assert all(isinstance(verdict, Incident) for verdict in verdicts[:-1])
     assert isinstance(verdicts[-1], str)
     first = verdicts[0]
     assert isinstance(first, Incident) and (first.step, first.step_times_s) == (7, {6: 0.5, 7: 0.25})
+
+
+def test_kills_at_one_step_are_borne_until_the_run_comes_no_further(tmp_path: Path) -> None:
+    book, failure = faults(tmp_path), Failure(reason="signal", rank=1, message="rank 1 was killed", noticed_s=1.0, from_outside=True)
+    verdicts = [book.judged(failure) for _ in range(LOSSES.most_without_progress + 1)]
+    assert all(isinstance(verdict, Incident) and verdict.from_outside for verdict in verdicts[:-1])
+    assert verdicts[-1] == "6 losses of replicas in a row came no further than step 7"
 
 
 def test_a_run_without_a_folder_is_started_again_a_few_times(tmp_path: Path) -> None:

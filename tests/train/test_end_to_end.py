@@ -189,6 +189,24 @@ def test_a_run_that_keeps_going_does_without_a_lost_replica(small: Small, tmp_pa
     assert same_tensors(name_of(run, 24), name_of(tmp_path / "clean" / "runs" / "a", 24))
 
 
+@pytest.mark.parametrize("layout", ["dp=2,zero=1", "tp=2"])
+def test_a_run_whose_ranks_are_all_stopped_is_started_again(small: Small, tmp_path: Path, layout: str) -> None:
+    run, limit_s = tmp_path / "runs" / "a", 2.0
+    more = ("--checkpoint-every", "3", "--keep-going", "--steps", "16", "--stall-timeout", str(limit_s))
+    plan = small.plan_file(tmp_path / "plan.json", layout)
+    command = train(tmp_path, plan, "--name", "a", *more, before=faults.slow_steps, with_=(SLOW_S,))
+    command.step(run, 5)
+    for pid in sorted(command.others())[1:]:  # the first process hosts the store
+        os.kill(pid, signal.SIGSTOP)
+    assert command.wait() == 0, command.err
+    *_, last = events_of(run, "incident")
+    assert last["reason"] == "hang" and last["action"].startswith("restarted from step ")
+    assert re.match(r"rank \d was stopped by a signal, and not continued for \d+\.\d s", last["message"])
+    assert limit_s <= last["noticed_after_s"] < limit_s + 10.0  # the machine may be busy
+    assert [step["samples"] for step in steps_of(run)] == [8 * step for step in range(1, 17)]
+    assert read_run(run).header.status == "finished"
+
+
 def test_replicas_join_and_leave_a_run_that_trains(small: Small, tmp_path: Path) -> None:
     run, more = tmp_path / "runs" / "a", ("--keep-going", "--steps", "30", "--name", "a")
     plan = small.plan_file(tmp_path / "plan.json", "dp=2,zero=2")

@@ -6,10 +6,22 @@ import pytest
 
 from meshwright.train.incidents import LOSSES, RESTARTS, Incident, Incidents, Limits
 
+OUTSIDE = ("signal", "connection")
 
-def fault(incidents: Incidents, step: int, reason: str = "signal", rank: int | None = 1, limits: Limits = RESTARTS) -> str:
-    number = len(incidents.all) + 1
-    incident = Incident(number=number, reason=reason, rank=rank, step=step, message=f"rank {rank} died", noticed_s=0.0)
+
+def fault(
+    incidents: Incidents, step: int, reason: str = "signal", message: str = "rank 1 died", limits: Limits = RESTARTS, saved_step: int = -1
+) -> str:
+    incident = Incident(
+        number=len(incidents.all) + 1,
+        reason=reason,
+        rank=1,
+        step=step,
+        message=message,
+        noticed_s=0.0,
+        from_outside=reason in OUTSIDE,
+        saved_step=saved_step,
+    )
     return incidents.refusal(incident, limits)
 
 
@@ -28,6 +40,30 @@ def test_the_same_fault_at_the_same_step_is_not_tried_a_third_time() -> None:
 def test_another_fault_at_that_step_is_tried() -> None:
     incidents = Incidents()
     assert [fault(incidents, 12, reason) for reason in ("exception", "hang")] == ["", ""]
+
+
+def test_another_message_is_another_fault() -> None:
+    incidents = Incidents()
+    assert [fault(incidents, 12, "exception", message) for message in ("a full disk", "a lost disk")] == ["", ""]
+
+
+def test_how_long_it_hung_does_not_make_it_another_fault() -> None:
+    incidents = Incidents()
+    assert fault(incidents, 12, "hang", "rank 1 has not moved for 10.3 s: it is in evaluation") == ""
+    assert fault(incidents, 12, "hang", "rank 1 has not moved for 11.0 s: it is in evaluation").startswith("the same happened at step 12")
+
+
+@pytest.mark.parametrize("reason", OUTSIDE)
+def test_kills_and_lost_connections_at_one_step_are_no_fault_of_the_program(reason: str) -> None:
+    incidents = Incidents()
+    found = [fault(incidents, 110, reason, saved_step=100) for _ in range(RESTARTS.most_without_progress + 1)]
+    assert found[:-1] == [""] * RESTARTS.most_without_progress
+    assert found[-1] == "5 restarts in a row came no further than step 110", "but a run that does not get on ends"
+
+
+def test_kills_at_one_step_with_progress_between_them_are_borne_without_end() -> None:
+    incidents = Incidents()
+    assert [fault(incidents, step, saved_step=step) for step in range(10, 200, 10) for _ in range(4)] == [""] * 76
 
 
 def test_faults_that_come_no_further_are_given_up() -> None:
@@ -52,9 +88,9 @@ def test_losses_after_a_restart_are_counted_anew() -> None:
 
 def test_a_lost_replica_does_not_count_as_a_restart() -> None:
     incidents = Incidents()
-    assert fault(incidents, 10, limits=LOSSES) == ""
-    assert fault(incidents, 10) == "", "the other replica is killed too, while the first is left out: nothing was started again before"
-    assert fault(incidents, 10) == "the same happened at step 10 before (incident 2), after a restart from a checkpoint"
+    assert fault(incidents, 10, "exception", limits=LOSSES) == ""
+    assert fault(incidents, 10, "exception") == "", "the other replica fails too: nothing was started again before"
+    assert fault(incidents, 10, "exception") == "the same happened at step 10 before (incident 2), after a restart from a checkpoint"
 
 
 def test_replicas_that_are_lost_again_and_again_end_the_run() -> None:

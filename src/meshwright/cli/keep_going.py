@@ -48,6 +48,7 @@ class Faults:
             step=last_step(folder) if has_begun else 0,
             message=failure.message,
             noticed_s=failure.noticed_s,
+            from_outside=failure.from_outside,
             silent_s=silent_s(folder, failure.noticed_s) if has_begun else 0.0,
             step_times_s=last_times_s(folder) if has_begun else {},
         )
@@ -87,7 +88,8 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
             return code
         incident = faults.incident(failure)
         run = read_run(job.folder) if (job.folder / "run.json").is_file() else None
-        incident = replace(incident, message=_what_broke(run, failure), saved_step=_saved_step(job))
+        message = failure.message if replicas_may_go(job) else _what_broke(run, failure)
+        incident = replace(incident, message=message, saved_step=_saved_step(job))
         why = faults.all.refusal(incident)
         if why:
             record_surrender(job.folder, incident, why, faults.all.tried())
@@ -115,6 +117,7 @@ def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, F
         faults.judged,
         lambda: taken_request(job.folder),
         job.memberships,
+        job.stall_timeout_s,
     )
     try:
         code, failure = supervisor.run()

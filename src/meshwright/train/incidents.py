@@ -1,11 +1,18 @@
 """What breaks in a run that goes on by itself (`--keep-going`): one entry for each fault, and whether the run is started again.
 
 A fault may be a killed process, an exception, a hang or a lost connection. The ranks are started again from the newest complete checkpoint,
-unless nothing suggests that it would help: wrong input, the same fault at the same step, or several faults in a row without progress.
+unless nothing suggests that it would help: wrong input, the same fault of the program at the same step, or several faults in a row without
+progress.
+
+An exception that comes again at the same step, with the same words, is a fault of the program or its data: it would come a third time. A
+process that was killed or stopped from outside, and a lost connection, say nothing about the program, and may strike twice at one step by
+chance. They count only if the run comes no further: a step that always uses up the memory of the machine, so that the kernel kills a
+rank, ends the run in this way.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -25,6 +32,7 @@ class Incident:
     noticed_s: float  # when it was noticed, by the monotonic clock
     silent_s: float = 0.0  # from the last step on record until then: a hang takes a while to notice
     action: str = ""  # what was done, if not a restart from a checkpoint
+    from_outside: bool = False  # a process was killed or stopped, or a connection was lost: no sign of a fault of the program
     saved_step: int = -1  # of the newest checkpoint then, if all ranks are started again
     step_times_s: Mapping[int, float] = field(default_factory=dict)  # of the steps on record, by number: those after a checkpoint are lost
 
@@ -33,18 +41,29 @@ class Incident:
         times_s = [seconds for step, seconds in self.step_times_s.items() if step > restarted_step]
         return max(self.step - restarted_step, 0), sum(times_s)
 
+    def is_like(self, other: Incident) -> bool:
+        """Whether both are one and the same fault of the program."""
+        if self.from_outside or other.from_outside:
+            return False
+        return (self.reason, self.step, _words(self.message)) == (other.reason, other.step, _words(other.message))
+
+
+def _words(message: str) -> str:
+    """A message without seconds and sizes, which differ a little each time."""
+    return re.sub(r"\d+\.\d+", "", message)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How often one way of going on is tried."""
 
-    most_alike: int  # the same fault at the same step
+    most_alike: int  # the same fault of the program at the same step
     most_without_progress: int  # faults in a row after which no step further than before was done
     words: str  # what was tried, in the plural
 
 
 RESTARTS = Limits(most_alike=1, most_without_progress=5, words="restarts")
-LOSSES = Limits(most_alike=3, most_without_progress=6, words="losses of replicas")  # a replica may be killed again by chance
+LOSSES = Limits(most_alike=3, most_without_progress=6, words="losses of replicas")  # less is lost than with a restart
 
 
 class Incidents:
@@ -58,7 +77,7 @@ class Incidents:
 
     def refusal(self, incident: Incident, limits: Limits = RESTARTS) -> str:
         """Add a fault, after which the ranks would be started again, or go on without a replica (`LOSSES`); why not, or an empty text."""
-        before = [one for one in self._dealt_with[limits] if (one.reason, one.step) == (incident.reason, incident.step)]
+        before = [one for one in self._dealt_with[limits] if one.is_like(incident)]
         self.all.append(incident)
         self._dealt_with[limits].append(incident)
         self._count(incident, limits)

@@ -35,6 +35,7 @@ EXIT_INPUT, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
 MEETING_S = 60.0  # time in which ranks must find each other; `--rendezvous-timeout` changes it
 AGREEMENT_S = 1800.0  # rank 0 may read a whole checkpoint before it decides
 COLLECT_S = 3.0  # time in which other ranks may report why they failed, after one has failed
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a program does not send itself these
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the parent dies
 LOST = (
@@ -119,6 +120,7 @@ class Failure:
     message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
     noticed_s: float = 0.0  # by the monotonic clock
+    from_outside: bool = False  # it says nothing about the program: a process was killed or stopped, or a connection was lost
 
 
 @dataclass(slots=True)
@@ -349,11 +351,21 @@ def failure_of(children: list[Child]) -> tuple[Failure, list[str]]:
         ), []
     if silent:
         dead = silent[0]
-        reason = "signal" if dead.signal else "exit"
-        return Failure(reason=reason, rank=dead.rank, message=dead.death, exit_code=dead.process.exitcode), [f"meshwright: {dead.death}"]
+        failure = Failure(
+            reason="signal" if dead.signal else "exit",
+            rank=dead.rank,
+            message=dead.death,
+            exit_code=dead.process.exitcode,
+            from_outside=dead.signal in FROM_OUTSIDE,
+        )
+        return failure, [f"meshwright: {dead.death}"]
     effects = [child for child in children if child.verdict == "effect"] or children[:1]
     failure = Failure(
-        reason="connection", rank=effects[0].rank, message=_summary(effects[0].message), exit_code=effects[0].process.exitcode
+        reason="connection",
+        rank=effects[0].rank,
+        message=_summary(effects[0].message),
+        exit_code=effects[0].process.exitcode,
+        from_outside=True,
     )
     return failure, [child.message for child in effects if child.message]
 

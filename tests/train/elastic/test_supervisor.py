@@ -26,8 +26,10 @@ def judged(failure: Failure) -> Incident | str:
     return Incident(number=1, reason=failure.reason, rank=failure.rank, step=3, message=failure.message, noticed_s=failure.noticed_s)
 
 
-def supervised(body: Callable[[Member], None], judge: Callable[[Failure], Incident | str] = judged) -> tuple[int, Failure | None, int]:
-    supervisor = Supervisor(TWO, body, judge, lambda: None)
+def supervised(
+    body: Callable[[Member], None], judge: Callable[[Failure], Incident | str] = judged, stall_s: float = 10.0
+) -> tuple[int, Failure | None, int]:
+    supervisor = Supervisor(TWO, body, judge, lambda: None, stall_s=stall_s)
     try:
         return *supervisor.run(), supervisor.generation
     finally:
@@ -158,3 +160,72 @@ def test_the_death_of_a_replica_is_one_incident(capsys: pytest.CaptureFixture[st
 
     assert supervised(lambda member: until_both_are_back(member, stopped), judge)[0] == 0
     assert [failure.reason for failure in seen] == ["hang"]
+
+
+def test_the_last_replica_is_ended_when_it_is_stopped_though_no_rank_is_left_to_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(member: Member) -> None:
+        member.listen()
+        member.say(READY)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    begun_s = time.monotonic()
+    code, failure, _ = supervised(body, stall_s=1.0)
+    assert code == 1 and failure is not None and (failure.reason, failure.from_outside) == ("hang", True)
+    assert failure.message.startswith(f"rank {failure.rank} was stopped by a signal, and not continued for ")
+    assert f"meshwright: {failure.message}" in capsys.readouterr().err
+    assert 1.0 <= failure.noticed_s - begun_s < 10.0
+
+
+def test_a_newcomer_that_is_stopped_while_it_prepares_itself_is_replaced() -> None:
+    seen: list[Failure] = []
+
+    def judge(failure: Failure) -> Incident | str:
+        seen.append(failure)
+        return judged(failure)
+
+    def body(member: Member) -> None:
+        if [failure.reason for failure in seen] == ["signal"]:  # this process was forked after the first loss, and before the second
+            os.kill(os.getpid(), signal.SIGSTOP)
+        until_both_are_back(member, killed)
+
+    assert supervised(body, judge, stall_s=1.0) == (0, None, 2)
+    assert [(failure.reason, failure.rank) for failure in seen] == [("signal", 1), ("hang", 1)]
+
+
+def test_a_rank_that_is_continued_in_time_is_not_lost() -> None:
+    def body(member: Member) -> None:
+        member.listen()
+        member.say(READY)
+        if member.replica == 0:
+            other = os.fork()
+            if not other:
+                time.sleep(0.7)
+                os.kill(os.getppid(), signal.SIGCONT)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.waitpid(other, 0)
+        time.sleep(1.5)
+
+    assert supervised(body, stall_s=2.0) == (0, None, 0)
+
+
+@pytest.mark.parametrize("limit, words", [("START_SILENCE_S", "gave no sign of life for"), ("READY_S", "was not ready")])
+def test_a_process_that_hangs_outside_of_training_is_ended(monkeypatch: pytest.MonkeyPatch, limit: str, words: str) -> None:
+    def body(member: Member) -> None:
+        if limit == "READY_S":
+            member.listen()
+        time.sleep(60.0)
+
+    monkeypatch.setattr(f"meshwright.train.elastic.supervisor.{limit}", 1.0)
+    _, failure, _ = supervised(body, stall_s=1.0)
+    assert failure is not None and failure.reason == "hang" and words in failure.message and not failure.from_outside
+
+
+def test_a_rank_that_has_ended_well_need_not_give_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(member: Member) -> None:
+        member.listen()
+        member.say(READY)
+        time.sleep(2.5 * member.replica)
+
+    monkeypatch.setattr("meshwright.train.elastic.supervisor.START_SILENCE_S", 1.0)
+    assert supervised(body, stall_s=1.0) == (0, None, 0)

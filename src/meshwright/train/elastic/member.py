@@ -23,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from meshwright.layout import Layout
+from meshwright.train.elastic.pulse import Pulse
 from meshwright.train.launch import LOCALHOST, Place, explain_failure
 
 ANSWER_S = 600.0  # in which the supervisor must announce a generation: a newcomer may have to start first
@@ -62,6 +63,7 @@ class Member:
     began_s: float  # when the supervisor began, by the monotonic clock
     heard: Connection
     said: Connection
+    pulse: Pulse = field(default_factory=Pulse)  # by which the supervisor sees that this process runs
     current: int = -1  # the generation that it is in
     newest: int = -1  # the one that was announced last
     is_inside: bool = False  # whether it is in a generation now, so that a newer one must cut it off
@@ -71,7 +73,8 @@ class Member:
     _announced: queue.SimpleQueue[Announcement | None] = field(default_factory=queue.SimpleQueue)
 
     def listen(self) -> None:
-        """Begin to listen to the supervisor, and treat SIGUSR1 as a notice that this replica will go."""
+        """Begin to listen to the supervisor and to show it that this process runs; SIGUSR1 is a notice that this replica will go."""
+        self.pulse.start()
         signal.signal(signal.SIGUSR1, lambda *_: self.say(NOTICE))
         threading.Thread(target=self._listen, name="meshwright-member", daemon=True).start()
 

@@ -1,8 +1,9 @@
 """The process that starts the replicas of a run on one machine, and decides which of them take part.
 
 A rank that dies takes its replica with it: what is left of the replica is ended, the other replicas go on as a new generation, and the
-lost one is started again. It joins at a step boundary, once its processes are ready. A rank that hangs is killed first. If no replica is
-left, or a part of the state is lost, the supervisor ends all ranks, and its caller starts them from the newest checkpoint.
+lost one is started again. It joins at a step boundary, once its processes are ready. A rank that hangs is killed first: ranks that wait for
+it say so, and the supervisor sees by itself that a process is stopped or gives no sign of life (`pulse`). If no replica is left, or a part
+of the state is lost, the supervisor ends all ranks, and its caller starts them from the newest checkpoint.
 
 The store through which ranks meet is in a process of its own. This process runs no threads, so that it can fork ranks at any time.
 """
@@ -40,6 +41,8 @@ from meshwright.train.elastic.member import (
     Announcement,
     Member,
 )
+from meshwright.train.elastic.pulse import Pulse, Vitals, is_stopped
+from meshwright.train.health.watch import STALL_S, START_SILENCE_S
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import (
     EXIT_FAILED,
@@ -60,7 +63,8 @@ from meshwright.train.launch import (
 from meshwright.train.membership import Membership, dp_at, layout_with, next_dp
 
 ANSWER_S = 5.0  # of the store
-LOOK_S = 0.2  # between two looks at requests
+LOOK_S = 0.2  # between two looks at requests and at signs of life
+READY_S = 600.0  # in which a process must have prepared itself
 DEATH_S = 1.0  # after a rank has lost a connection, in which the rank at the other end may turn out to be dead
 VERDICTS = ("done", "cause", "effect")
 
@@ -71,6 +75,8 @@ class Group:
 
     number: int
     children: list[Child]
+    vitals: list[Vitals]  # of the processes, in the same order
+    started_s: float
     ready: set[int] = field(default_factory=set)  # processes that have prepared themselves, by number
     at_boundary: dict[int, int] = field(default_factory=dict)  # processes that wait at a step boundary, and the step
 
@@ -90,7 +96,7 @@ class Supervisor:
     """The replicas of one run. `layout` is the plan's; `body` runs one process; `judged` says what becomes of a fault.
 
     `judged` returns the incident that is recorded, or why the run must end. `requested` returns the number of replicas that a user asks
-    for, once. With `memberships` the number of replicas follows that list.
+    for, once. With `memberships` the number of replicas follows that list. A process may be stopped for `stall_s`.
     """
 
     def __init__(
@@ -100,8 +106,10 @@ class Supervisor:
         judged: Callable[[Failure], Incident | str],
         requested: Callable[[], int | None],
         memberships: Sequence[Membership] = (),
+        stall_s: float = STALL_S,
     ) -> None:
         self.layout, self.body, self.judged, self.requested, self.memberships = layout, body, judged, requested, memberships
+        self.stall_s = stall_s
         self.wanted = dp_at(memberships, 1) if memberships else layout.dp
         self.members: list[Group] = []
         self.joining: list[Group] = []
@@ -112,6 +120,7 @@ class Supervisor:
         self.secret = os.urandom(32)
         self.began_s = time.monotonic()
         self._lost_s: float | None = None
+        self._looked_s = self.began_s  # when the signs of life were last looked at
         self._called: list[Group] | None = None  # the replicas that leave, once a change at the next step boundary is called for
         self._handing = Handing()  # all processes, and the signals that ask the run to stop
         self._host: ForkProcess | None = None
@@ -172,32 +181,35 @@ class Supervisor:
     def _started(self, number: int) -> Group:
         """Fork the processes of a replica. Signals are blocked meanwhile, because a rank would handle them as its own."""
         size = self.layout.num_ranks // self.layout.dp
+        vitals = [Vitals() for _ in range(size)]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
         try:
-            children = [forked(self._rank(number, seat, size), partial(self._member, number, seat, size), before) for seat in range(size)]
+            bodies = [partial(self._member, number, seat, one.pulse) for seat, one in enumerate(vitals)]
+            children = [forked(self._rank(number, seat, size), body, before) for seat, body in enumerate(bodies)]
             for child in children:
                 self._handing.add(child)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return Group(number, children)
+        return Group(number, children, vitals, time.monotonic())
 
     def _rank(self, number: int, seat: int, size: int) -> int:
         """The rank that a process has when all replicas of the plan are there; those beyond the plan are numbered after them."""
         place = Layout(tp=self.layout.tp, cp=self.layout.cp, pp=self.layout.pp, order=self.layout.order).coordinate(seat)
         return self.layout.rank({**place, "dp": number}) if number < self.layout.dp else number * size + seat
 
-    def _member(self, number: int, seat: int, size: int, heard: Connection, said: Connection) -> None:
+    def _member(self, number: int, seat: int, pulse: Pulse, heard: Connection, said: Connection) -> None:
         """The life of one process of a replica."""
         self.body(
             Member(
                 replica=number,
                 seat=seat,
-                num_seats=size,
+                num_seats=self.layout.num_ranks // self.layout.dp,
                 port=self.port,
                 secret=self.secret,
                 began_s=self.began_s,
                 heard=heard,
                 said=said,
+                pulse=pulse,
             )
         )
 
@@ -219,6 +231,7 @@ class Supervisor:
             self._give_up(Failure(reason="exit", rank=None, message="the process that hosts the store of the ranks has ended"))
         for group in [group for group in groups if self._has_died(group)]:
             self._lose(group, *failure_of(group.children))
+        self._look_at_life()
         self._look_at_connections()
         self._look_at_request()
         self._change()
@@ -255,7 +268,7 @@ class Supervisor:
         elif what == HANG:
             self._end_hung(json.loads(detail))
         elif what == UNCOVERED:
-            self._give_up(Failure(reason="state", rank=None, message=detail, noticed_s=time.monotonic()))
+            self._give_up(Failure(reason="state", rank=None, message=detail, noticed_s=time.monotonic(), from_outside=True))
         elif what == NOTICE and group in self.members and group not in self.leaving:
             self.leaving.append(group)
             self.wanted = max(self.wanted - 1, 1)
@@ -309,12 +322,44 @@ class Supervisor:
             self._announce("lost", replace(verdict, action=action))
         self._start_missing()
 
+    def _look_at_life(self) -> None:
+        """Go on without replicas that have a process which is stopped, gives no sign of life, or does not become ready."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._looked_s
+        if passed_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        for group in [*self.members, *self.joining]:
+            failure = self._lifeless(group, now_s, passed_s)
+            if failure is not None and self.failure is None:
+                self._lose(group, failure, [f"meshwright: {failure.message}"])
+
+    def _lifeless(self, group: Group, now_s: float, passed_s: float) -> Failure | None:
+        """What is wrong with a replica whose processes have not ended; None if nothing is."""
+        for child, vitals in zip(group.children, group.vitals, strict=True):
+            if child.process.pid is None or not child.process.is_alive():  # it has ended well, before others of the run
+                continue
+            vitals.look(is_stopped(child.process.pid), passed_s)
+            who = f"rank {child.rank}"
+            if vitals.stopped_s >= self.stall_s:
+                message = f"{who} was stopped by a signal, and not continued for {vitals.stopped_s:.1f} s"
+                return Failure(reason="hang", rank=child.rank, message=message, from_outside=True)
+            if vitals.silent_s >= max(START_SILENCE_S, self.stall_s):
+                return Failure(reason="hang", rank=child.rank, message=f"{who} gave no sign of life for {vitals.silent_s:.0f} s")
+            if child.rank not in group.ready and now_s - group.started_s > READY_S:
+                return Failure(reason="hang", rank=child.rank, message=f"{who} was not ready {READY_S:.0f} s after its start")
+        return None
+
     def _look_at_connections(self) -> None:
         """Form the groups anew if a connection was lost and no rank has died."""
         if self._lost_s is None or time.monotonic() - self._lost_s < DEATH_S:
             return
         failure = Failure(
-            reason="connection", rank=None, message="ranks lost a connection, and all of them are there", noticed_s=self._lost_s
+            reason="connection",
+            rank=None,
+            message="ranks lost a connection, and all of them are there",
+            noticed_s=self._lost_s,
+            from_outside=True,
         )
         verdict = self.judged(failure)
         if isinstance(verdict, str):
