@@ -121,7 +121,7 @@ class Trial:
         runs = runs and tuple(each.moved(lambda starts: starts.to(device)) if each else None for each in runs)
         if case.is_cut:
             blocks, where = self._blocks()
-            self.plan, self.where = Plan(blocks, runs), [each.to(device) for each in where]
+            self.plan, self.where = Plan(blocks, runs=runs), [each.to(device) for each in where]
             self.held = [(self.key[:, each], self.value[:, each]) for each in self.where]  # as the exchange would have brought them
 
     def _blocks(self) -> tuple[list[Block], list[Tensor]]:

@@ -15,14 +15,29 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fault_record import lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "train"))
 
+if TYPE_CHECKING:
+    from small_run import Command
+
 NUM_STEPS, KILLED_AFTER = 400, 40
 GPU_CLUSTER = "hgx-h200-ndr"
+
+
+def ranks_of(command: Command) -> list[int]:
+    """The process ids of both ranks: the command's own children, of which the process of the store was started first."""
+    children = []
+    for pid in command.others():
+        with suppress(OSError):  # ended meanwhile
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            children += [pid] if parent == command.pid else []  # a rank may have processes of its own, such as a compiler
+    return sorted(children)[-2:]
 
 
 def tried(folder: Path, corpus: Path, per_gpu: int, victim: int) -> str:
@@ -35,12 +50,14 @@ def tried(folder: Path, corpus: Path, per_gpu: int, victim: int) -> str:
     run = folder / "runs" / "run"
     command.step(run, KILLED_AFTER)
     killed = time.monotonic()
-    os.kill(sorted(command.others())[-2:][victim], signal.SIGKILL)  # the process of the store was started first
+    os.kill(ranks_of(command)[victim], signal.SIGKILL)
     command.step(run, KILLED_AFTER + 5)
     seconds = time.monotonic() - killed
     code = command.wait(300.0)
     events = lines(run / "events.jsonl")
     incidents = [f"{event['action']}, down {event.get('down_s', 0.0):.2f} s" for event in events if event["kind"] == "incident"]
+    if not incidents:
+        raise SystemExit(f"a rank was killed after step {KILLED_AFTER}, and the record knows of no incident: nothing was shown")
     return f"exit {code}; five steps after {seconds:.2f} s; {'; '.join(incidents)}" + (f"\n{command.err[-3000:]}" if code else "")
 
 
