@@ -25,6 +25,7 @@ from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import FEW_BITS, Adapters, Workload
 from meshwright.errors import FitError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
+from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
 
@@ -398,10 +399,10 @@ class _Cut:
 def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) -> tuple[Column, Column, Column]:
     """Bytes of weights, gradients and optimizer states. Routed experts are split over ep, and sharded over the remaining ranks.
 
-    meshwright's trainer puts the sum of a rank's shard beside its whole gradients (ZeRO 1).
+    meshwright's trainer puts the sum of a rank's shard beside its whole gradients (ZeRO 1). In ZeRO 2 the sum alone stays; what else a
+    backward pass has of gradients is `_in_flight_bytes`.
     """
-    recipe, ranks = shapes.recipe, layouts.sharing_ranks
-    expert_ranks = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
+    recipe, ranks, expert_ranks = shapes.recipe, layouts.sharing_ranks, _expert_sharing(layouts)
     common, routed = _parameters(shapes, layouts, cut)
     copied = shapes.copied(layouts) * shapes.key_value_parameters
     per_layer = (shapes.dense_layer_parameters + shapes.model.shared_expert_parameters + copied) / layouts.tp
@@ -420,6 +421,40 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
             gradients = gradients + np.where(has_sum, recipe.gradient_bytes * held / sharing, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
+
+
+def _expert_sharing(layouts: Layouts) -> NDArray[np.int64]:
+    """Ranks that share the states of a routed expert, of those that hold it alike: as many as share other states, if that divides them."""
+    same = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
+    divisor = np.gcd(same, np.maximum(layouts.zero_ranks, 1))
+    return np.asarray(np.where((divisor > 1) | (layouts.zero_ranks == 1), divisor, same))
+
+
+def _in_flight_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
+    """Bytes of whole gradients that meshwright's trainer has in the backward pass of a layer in ZeRO 2, where only sums stay.
+
+    A bucket takes room from its first gradient until the next of its kind leaves: one while a layer is smaller than a bucket, else two.
+    Routed experts are a kind of their own; the table of the head is sent by itself.
+    """
+    model, experts = shapes.model, shapes.model.experts
+    common, routed = _parameters(shapes, layouts, cut)
+    most = np.minimum(BUCKET_PARAMETERS, (common + routed) / layouts.vp / SMALLEST_BUCKETS)
+    of_layer = (shapes.dense_layer_parameters + shapes.copied(layouts) * shapes.key_value_parameters) / layouts.tp
+    widest = widest_product(model) * model.hidden / layouts.tp
+    found = np.where(layouts.sharing_ranks > 1, _filled_and_sent(of_layer, np.maximum(most, widest), common / layouts.vp), 0.0)
+    found = found + np.where((layouts.sharing_ranks > 1) & cut.is_last, model.head_parameters / layouts.tp, 0.0)
+    if experts:
+        of_layer = shapes.routed_parameters / layouts.ep
+        first = of_layer * (model.mlp_matrices - 1) / model.mlp_matrices
+        held = _filled_and_sent(of_layer, np.maximum(most, first), routed / layouts.vp)
+        found = found + np.where(_expert_sharing(layouts) > 1, held, 0.0)
+    is_kept = (layouts.zero_stage == 2) & (shapes.adapters is None)
+    return np.asarray(np.where(is_kept, shapes.recipe.gradient_bytes * found, 0.0))
+
+
+def _filled_and_sent(of_layer: Column, bucket: Column, of_chunk: Column) -> Column:
+    """Parameters in buckets of one kind that are filled or sent while a layer goes backward; no more than a chunk has of them."""
+    return np.asarray(np.minimum(np.clip(of_layer, bucket, 2 * bucket), of_chunk))
 
 
 def _saved_by_few_bits(shapes: _Shapes, layouts: Layouts, cut: _Cut, weight_bytes: float) -> Column:
@@ -513,6 +548,8 @@ def _extra_bytes(
     ) * shapes.rebuilt_up
     again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
     backward = (tokens / layouts.tp) * (shapes.backward(layouts) + again) + _made_weight_bytes(shapes, layouts)
+    if is_own:
+        backward = backward + _in_flight_bytes(shapes, layouts, cut)
     padding, tp = _padding_parameters(model, layouts), layouts.tp.astype(np.float64)
     vocab_size = model.vocab_size + padding / model.hidden
     if is_own:

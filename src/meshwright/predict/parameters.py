@@ -10,6 +10,9 @@ from meshwright.describe.model import Experts, LatentAttention, Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
 
+BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients in meshwright's trainer
+SMALLEST_BUCKETS = 4  # a chunk's gradients are sent in at least so many messages, so that some are sent early
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

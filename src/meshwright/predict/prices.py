@@ -21,10 +21,10 @@ from meshwright.cost.pipeline import ChunkTimes
 from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
-from meshwright.predict import traffic
 from meshwright.predict.footprint import OFFLOADED_SHARE
 from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured
+from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.predict.placement import Placement, place
 from meshwright.predict.software import Constants
 from meshwright.predict.stages import Split
@@ -680,7 +680,7 @@ class MeasuredPricer(Pricer):
     def _traffic_s(self, parameters: Column, members: Column) -> tuple[Column, Column]:
         if "reduce-scatter" not in self.m.rates.collectives:
             return super()._traffic_s(parameters, members)
-        pieces = np.maximum(parameters / traffic.BUCKET_PARAMETERS, traffic.SMALLEST_BUCKETS)
+        pieces = np.maximum(parameters / BUCKET_PARAMETERS, SMALLEST_BUCKETS)
         size, ranks = parameters * self.m.element_bytes / pieces, members[-1]
         both = [self.exchange_s(kind, size, ranks) + self.wait_s(kind, size, members) for kind in ("reduce-scatter", "all-gather")]
         return np.asarray(pieces * both[0]), np.asarray(pieces * both[1])

@@ -25,10 +25,17 @@ from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
-from meshwright.predict.parameters import Chunk, Parameter, buckets, chunks_of, gathered_units, layers_at
+from meshwright.predict.parameters import (
+    BUCKET_PARAMETERS,
+    SMALLEST_BUCKETS,
+    Chunk,
+    Parameter,
+    buckets,
+    chunks_of,
+    gathered_units,
+    layers_at,
+)
 
-BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients
-SMALLEST_BUCKETS = 4  # a chunk's gradients are sent in at least so many messages, so that some are sent early
 FP32_BYTES, INT64_BYTES = 4, 8
 GATHER, SCATTER, REDUCE, SWITCH, MESSAGE = "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "message"
 EXCHANGE = "exchange of rows"  # an all-to-all whose parts differ in size; its payload is what a rank sends to others

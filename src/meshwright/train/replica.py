@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.plan.stack.own import check_trainable
-from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
+from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels import attention_parts, flash_attention, fp8
@@ -165,7 +165,7 @@ class Replica:
             data.start()
         seed = self.data[0].loss_scale / self.workload.tokens_per_step
         self.routers.begin(seed)
-        losses = self.stage.run(batch, seed, self._add_gradient, self._before)
+        losses = self.stage.run(batch, seed, self._add_gradient, self._before, self._after)
         for data in self.data:
             data.finish()
         add_across_tensor_ranks(self.shards, self.mesh)
@@ -335,6 +335,11 @@ class Replica:
 
     def _before(self, chunk: int) -> None:
         self.data[chunk].before_forward()
+
+    def _after(self, chunk: int) -> None:
+        data = self.data[chunk]
+        if isinstance(data, DataParallel):
+            data.after_backward()
 
     def _add_across_tied_ends(self) -> None:
         """Add the gradients of embedding and head if they are one tied table; they are on the first and the last stage."""

@@ -179,13 +179,15 @@ class Stage:
         loss_scale: float,
         add_gradient: Callable[[int, torch.nn.Parameter, Tensor], None],
         before: Callable[[int], None],
+        after: Callable[[int], None],
     ) -> list[Tensor]:
         """Forward and backward of all micro-batches; returns the summed loss of each, on the stage that computes it.
 
-        `before(chunk)` is called before the first forward pass of a chunk; `add_gradient(chunk, ...)` receives postponed gradients.
+        `before(chunk)` is called before the first forward pass of a chunk; `add_gradient(chunk, ...)` receives postponed gradients;
+        `after(chunk)` is called when a chunk has all gradients of an operation.
         """
         mail = Mailbox(self.mesh, self.shape, self.dtype, self.num_coming)
-        flight = Flight(self, batch, mail, loss_scale, add_gradient, before)
+        flight = Flight(self, batch, mail, loss_scale, add_gradient, before, after)
         for operation in self.operations:
             self.mesh.marks.do(f"{KINDS[operation.kind]} of micro-batch {operation.micro_batch}, chunk {operation.chunk}")
             if operation.kind == FORWARD:
@@ -247,9 +249,10 @@ class Flight:
         loss_scale: float,
         add_gradient: Callable[[int, torch.nn.Parameter, Tensor], None],
         before: Callable[[int], None],
+        after: Callable[[int], None],
     ) -> None:
         self.stage, self.batch, self.mail = stage, batch, mail
-        self.loss_scale, self.add_gradient, self.before = loss_scale, add_gradient, before
+        self.loss_scale, self.add_gradient, self.before, self.after = loss_scale, add_gradient, before, after
         self.losses: list[Tensor] = []
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge | None]] = {}
         self._put_off: dict[tuple[int, int], list[Callable[[], tuple[torch.nn.Parameter, Tensor]]]] = {}
@@ -283,12 +286,14 @@ class Flight:
             assert x.grad is not None, "what came from another stage asks for its gradient"
             self.mail.send(operation.sends_to, x.grad)
         self._put_off[operation.chunk, operation.micro_batch] = self.stage.put_off[operation.chunk].take()
+        self.after(operation.chunk)
 
     @torch.no_grad()
     def weight_gradients(self, operation: Operation) -> None:
         """Compute the gradients that the backward pass postponed."""
         for compute in self._put_off.pop((operation.chunk, operation.micro_batch)):
             self.add_gradient(operation.chunk, *compute())
+        self.after(operation.chunk)
 
 
 def make_chunks(model: Model, mesh: Mesh) -> list[Transformer]:
