@@ -410,6 +410,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     weight_bytes = recipe.frozen_weight_bytes if shapes.adapters and recipe.frozen_weight_bytes else recipe.weight_bytes
     weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, weight_bytes, shards[0])
     weights = weights + memory.gathered_bytes(routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, weight_bytes, shards[1])
+    weights = weights + np.where(layouts.zero_stage >= 3, weight_bytes * _tables_gathered(shapes, layouts, cut) * (1 - 1 / ranks), 0.0)
     if shapes.adapters:
         weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
@@ -421,6 +422,13 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
             gradients = gradients + np.where(has_sum, recipe.gradient_bytes * held / sharing, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
+
+
+def _tables_gathered(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
+    """Parameters of the tables that meshwright's trainer gathers for a whole pass with ZeRO 3: those that predict further tokens."""
+    model = shapes.model
+    tables = model.head_parameters + (0 if model.tied_embeddings else model.embedding_parameters)
+    return np.asarray((shapes.is_own and model.num_prediction_layers > 0) * cut.is_last * tables / layouts.tp)
 
 
 def _expert_sharing(layouts: Layouts) -> NDArray[np.int64]:
@@ -508,8 +516,14 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
     split = split + cut.layers * (shapes.copied(layouts) * shapes.key_value_parameters)
     split = split + cut.is_first * float(model.embedding_parameters) + has_head * float(model.head_parameters)
     split = split + (cut.is_first + has_head.astype(np.float64)) * _padding_parameters(model, layouts)
-    split = split + cut.is_last * float(2 * model.hidden**2 * model.num_prediction_layers)
     whole = cut.layers * shapes.replicated_parameters + with_experts * float(model.router_parameters)
+    ahead = cut.is_last * float(model.num_prediction_layers)
+    whole = whole + ahead * float(3 * (2 if model.layer_norm else 1) * model.hidden)
+    # meshwright's trainer has the projection whole on every tensor rank, which has a part of the sequence; other stacks split it.
+    projections = ahead * float(2 * model.hidden**2)
+    split, whole = (split, whole + projections) if shapes.is_own else (split + projections, whole)
+    has_copy = cut.is_last & ~cut.is_first & (not model.tied_embeddings) & (model.num_prediction_layers > 0)
+    split = split + has_copy * (float(model.embedding_parameters) + _padding_parameters(model, layouts))
     return split / layouts.tp + whole, with_experts * shapes.routed_parameters / layouts.ep
 
 
@@ -535,7 +549,17 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     attention = attention - drops("selective") * shapes.recomputable - drops("mla_up_proj") * shapes.rebuilt_up - norms[0]
     by_ops = cut.dense * shapes.ops_saved[0] + (cut.layers - cut.dense) * shapes.ops_saved[1]
     kept = np.where(drops(OPS), by_ops, mlp + cut.layers * attention)
-    return np.where(layouts.recomputes_all, cut.layers * hidden, kept)
+    return np.where(layouts.recomputes_all, cut.layers * hidden, kept) + _entrances_saved(shapes, cut)
+
+
+def _entrances_saved(shapes: _Shapes, cut: _Cut) -> Column:
+    """Bytes per token that meshwright's trainer saves around the blocks of prediction layers, which recomputing leaves as they are.
+
+    The projection keeps its input, two hidden states wide, and two norms keep theirs: that of the tokens ahead and the last one. The third
+    norm and the head read the same hidden states.
+    """
+    around = 2 * shapes.recipe.input_bytes + 2 * shapes.recipe.tensor_bytes
+    return np.asarray(shapes.is_own * shapes.model.num_prediction_layers * cut.is_last * (around * shapes.model.hidden))
 
 
 def _extra_bytes(

@@ -339,6 +339,11 @@ class Pricer:
         loss_s = self.tokens * columns * sw.LOSS_BYTES / self.memory_bytes_per_s
         return self._slowed(product_s + loss_s, self.train_matmuls * product_s + loss_s)
 
+    def projection_s(self) -> tuple[Column, Column]:
+        """Seconds of the projection of a prediction layer, forward and backward, of one micro-batch; tensor ranks share its work."""
+        product_s = matmul_s(self.tokens / self.tp, self.q.hidden, np.asarray(self.q.prediction_inner), self.bf16_flops_per_s, 0.0)
+        return self._slowed(product_s, self.train_matmuls * product_s)
+
     def embedding_s(self) -> Column:
         """Seconds of looking up (or scattering into) the embedding: each token's vector read and written."""
         return np.asarray(self.tokens * self.q.hidden / self.tp * 2 * BF16_BYTES / self.memory_bytes_per_s * self.slowdown)

@@ -91,6 +91,17 @@ def test_states_of_experts_are_those_of_the_footprint(text: str, model: Model, p
 
 
 @pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=lambda model: model.name)
+@pytest.mark.parametrize("text", ["pp=2,dp=2,zero=1", "tp=2,dp=2,zero=2", "tp=2,pp=2,zero=1"])
+def test_states_of_prediction_layers_are_those_of_the_footprint(text: str, model: Model) -> None:
+    part = replace(part_of(text, "fp32"), model=replace(model, num_prediction_layers=2))
+    for stage in stages(part.model, part.workload, part.layout, is_own=True):
+        rank = next(rank for rank in range(part.layout.num_ranks) if part.layout.coordinate(rank)["pp"] == stage.stage)
+        found = rehearsed_memory(replace(part, rank=rank))
+        for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+            assert getattr(found, name) == pytest.approx(getattr(stage, name), rel=0.01), (stage.stage, name)
+
+
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=lambda model: model.name)
 @pytest.mark.parametrize("text", ["dp=4,zero=2", "dp=4,zero=2,zero_ranks=2", "pp=2,dp=4,zero=2"])
 def test_whole_gradients_of_zero_2_take_the_room_that_the_footprint_says(text: str, model: Model) -> None:
     """The difference to ZeRO 1, whose gradients are whole all the time; of the fuller of both peaks, 5 %."""
@@ -106,6 +117,23 @@ def test_nothing_but_sums_stays_of_gradients_in_zero_2(precision: str) -> None:
     part = part_of("dp=4,zero=2", precision)
     wanted = stages(LLAMA, part.workload, part.layout, is_own=True)[0].gradients_bytes
     assert rehearsed_memory(part).gradients_bytes == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("text", ["mbs=1", "tp=2,mbs=1"])
+def test_a_prediction_layer_takes_as_much_more_than_another_as_the_footprint_says(text: str) -> None:
+    """The difference of both peaks without their states; of the fuller peak, 5 %."""
+    wide = replace(LLAMA, num_layers=3, hidden=128, ffn_hidden=256, head_dim=8)
+    short = replace(part_of(text, "fp32").workload, seq_len=512, global_batch=1, packed=False)
+    parts = [
+        replace(part_of(text, "fp32"), model=model, workload=short)
+        for model in (wide, replace(wide, num_layers=2, num_prediction_layers=1))
+    ]
+    found = [rehearsed_memory(part) for part in parts]
+    wanted = [stages(part.model, part.workload, part.layout, is_own=True)[0] for part in parts]
+    more = [one.activations_bytes + one.working_bytes for one in found]
+    priced = [one.activations_bytes + one.loss_bytes + one.buffers_bytes for one in wanted]
+    assert more[1] - more[0] == pytest.approx(priced[1] - priced[0], abs=0.05 * more[1])
+    assert more[1] > 1.05 * more[0]
 
 
 @pytest.mark.parametrize("num_shared", [0, 1])

@@ -27,7 +27,7 @@ from meshwright.train.parallel.mesh import Mesh, Replicas
 from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, measures_of, spans_of, sum_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
-TIED = ("embed.weight", "head.weight")
+TABLES = ("embed.weight", "head.weight", "next_embed.weight")  # those that a tied or predicting model has on two stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class DataParallel:
 
     def _needed_by(self, chunk: Transformer) -> list[list[Bucket]]:
         """The buckets that each part of a chunk needs, in the order of its forward pass; each part waits for them when it begins."""
-        parts = [part for part in (chunk.embed, *chunk.blocks(), chunk.head) if part is not None]
+        parts = [part for part in (chunk.embed, *chunk.layers.values(), chunk.head, chunk.next_embed) if part is not None]
         needs = []
         for part in parts:
             held = {id(parameter) for parameter in part.parameters()}
@@ -338,13 +338,13 @@ def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
     """Names of the chunk's parameters in buckets of about `most` elements, in the order in which gradients are computed.
 
     A bucket holds one kind of parameters: with or without weight decay, whole or partial over tensor ranks, of routed experts or not,
-    postponed or not in a zero-bubble schedule. A tied table has its own bucket, so that the first and the last stage divide it in the
-    same way.
+    postponed or not in a zero-bubble schedule. A table that the first and the last stage both hold has its own bucket, so that they divide
+    it in the same way.
     """
     products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear | GroupedLinear)}
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name, parameter in reversed(list(chunk.trained_parameters())):
-        alone = name if chunk.model.tied_embeddings and name in TIED else ""
+        alone = name if chunk.model.ends_share_table and name in TABLES else ""
         kind = (alone, decays(name, parameter), is_partial(name), is_routed(name), id(parameter) in products)
         kinds.setdefault(kind, []).append(name)
     sizes = {name: parameter.numel() for name, parameter in chunk.named_parameters()}

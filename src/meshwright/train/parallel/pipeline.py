@@ -24,7 +24,7 @@ from meshwright.predict.stages import chunk_share, stage_layers
 from meshwright.train.kernels.grouped import GroupedLinear
 from meshwright.train.kernels.linear import Linear, PutOff
 from meshwright.train.model.attention import Context
-from meshwright.train.model.transformer import Transformer
+from meshwright.train.model.transformer import Ahead, Transformer
 from meshwright.train.parallel.mesh import Mesh
 
 KINDS = ("forward", "backward", "weight gradients")
@@ -39,6 +39,7 @@ class MicroBatch:
     labels: Tensor  # [B, T]
     context: Context
     samples: tuple[int, ...] = ()  # global numbers of the samples, for messages
+    ahead: tuple[Ahead, ...] = ()  # tokens and labels of each layer of multi-token prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ class Stage:
         made = torch.zeros(tuple(self.shape), dtype=self.dtype, device=self.mesh.device)
         with torch.set_grad_enabled(backward):
             x = micro_batch.tokens if is_first else made.requires_grad_(backward)
-            out = module(x, micro_batch.context, micro_batch.labels)
+            out = module(x, micro_batch.context, micro_batch.labels, micro_batch.ahead)
         if backward:
             torch.autograd.backward(out, None if self.is_last(chunk) else torch.zeros_like(out))
             for compute in self.put_off[chunk].take():
@@ -265,7 +266,7 @@ class Flight:
         if chunk not in self._begun:
             self._begun.add(chunk)
             self.before(chunk)
-        out = self.stage.chunks[chunk](x, micro_batch.context, micro_batch.labels)
+        out = self.stage.chunks[chunk](x, micro_batch.context, micro_batch.labels, micro_batch.ahead)
         if operation.sends_to is None:
             self.losses.append(out.detach())
             out = out * self.loss_scale
