@@ -44,6 +44,7 @@ OF_A_WHOLE = {
     "train/test_tuning_parity.py": "samples of conversations: the same loss packed or not, and for every division of a batch",
     "train/test_end_to_end.py": "whole training runs, as a user starts them",
     "train/test_expert_parity.py": "the same loss and loads for every layout of a mixture of experts, against the serial definition",
+    "train/test_prediction_parity.py": "multi-token prediction under every axis, against one process and transformers",
     "train/test_overlap.py": "communication that runs beside compute, on real ranks",
     "train/test_parity.py": "the same loss for every layout, against the serial definition",
     "train/test_ranks.py": "tests/train/ranks.py, by which tests run several ranks",

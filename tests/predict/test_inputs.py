@@ -159,3 +159,13 @@ def test_states_in_bf16_make_an_update_shorter_for_our_trainer_alone():
 
     assert optimizer_s("bf16-pure", "meshwright") == pytest.approx(optimizer_s("bf16", "meshwright") * 16 / 34)
     assert optimizer_s("bf16-pure", "megatron") == optimizer_s("bf16", "megatron")
+
+
+def test_the_projection_of_prediction_layers_is_priced_for_our_own_trainer():
+    ahead = replace(load_model("llama-3.1-8b"), num_prediction_layers=1)
+    job, layouts = Job(ahead, H100, PRETRAIN, software="meshwright"), Layouts.of([parse_layout("tp=8,pp=2,dp=8")])
+    inputs = inputs_of(job)
+    assert inputs.prediction_inner == 2 * ahead.hidden
+    without = price(replace(inputs, prediction_inner=0.0), layouts, job.software.constants)
+    assert price(inputs, layouts, job.software.constants).step_s[0] > without.step_s[0]
+    assert inputs_of(Job(ahead, H100, PRETRAIN, software="megatron")).prediction_inner == 0

@@ -38,8 +38,9 @@ def test_layers_with_experts_begin_after_the_dense_ones() -> None:
 
 
 def test_routed_experts_are_gathered_apart_from_their_layer() -> None:
-    (chunk,) = chunks_of(load_model("mixtral-8x7b"), Layout(), 0)
-    units = gathered_units(chunk, False)
+    model = load_model("mixtral-8x7b")
+    (chunk,) = chunks_of(model, Layout(), 0)
+    units = gathered_units(chunk, model)
     assert len(units) == 2 * 32 + 2
     assert all(len({p.is_routed for p in unit}) == 1 for unit in units)
 
@@ -48,6 +49,6 @@ def test_routed_experts_are_gathered_apart_from_their_layer() -> None:
 @given(st.sampled_from(["llama-2m", "mixtral-8x7b"]), st.integers(1, 10**9))
 def test_buckets_hold_every_parameter_once(name: str, most: int) -> None:
     (chunk,) = chunks_of(load_model(name), Layout(), 0)
-    held = list(buckets(chunk.parameters, most, tied=False))
+    held = list(buckets(chunk.parameters, most, shared=False))
     assert sorted(repr(p) for bucket in held for p in bucket) == sorted(map(repr, chunk.parameters))
     assert all(len({p.is_routed for p in bucket}) == 1 for bucket in held)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Experts, Model
-from meshwright.describe.workload import Workload
+from meshwright.describe.workload import Adapters, Workload
 from meshwright.layout import AXES, CP_KINDS, RECOMPUTE, Layout, parse_layout
 from meshwright.predict.traffic import EXCHANGE, MESSAGE, Flow, Step, Visit, even_visits, flows, is_counted_whole, sent_bytes, sent_on
 
@@ -125,9 +125,10 @@ def test_fp32_doubles_what_is_sent_in_bf16() -> None:
     assert sent("dp=2,zero=0", workload=wide) == sent("dp=2,zero=0")  # gradients are summed in fp32 either way
 
 
-@pytest.mark.parametrize("name, is_whole", [("llama-3.1-405b", True), ("gpt-3-175b", True), ("mixtral-8x7b", True), ("deepseek-v3", False)])
-def test_which_models_are_counted_whole(name: str, is_whole: bool) -> None:
-    assert is_counted_whole(load_model(name), JOB) == is_whole
+@pytest.mark.parametrize("name", ["llama-3.1-405b", "gpt-3-175b", "mixtral-8x7b", "deepseek-v3"])
+def test_models_are_counted_whole_unless_adapters_are_trained(name: str) -> None:
+    assert is_counted_whole(load_model(name), JOB)
+    assert not is_counted_whole(load_model(name), replace(JOB, adapters=Adapters(rank=4, targets=("qkv",))))
 
 
 @st.composite

@@ -165,7 +165,14 @@ def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh, deal: tupl
     from meshwright.train.parallel.batches import micro_batches
 
     first = step * workload.global_batch
-    return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh, deal)
+    return micro_batches(
+        lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)),
+        first,
+        workload,
+        mesh,
+        deal,
+        num_ahead=model.num_prediction_layers,
+    )
 
 
 def run_dealt(model: Model, workload: Workload, layout: Layout, deals: Sequence[tuple[int, ...]]) -> list[tuple[float, float]]:

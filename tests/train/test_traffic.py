@@ -27,7 +27,12 @@ WORKLOAD = replace(PARITY, global_batch=4)
 # Sizes that nothing divides evenly: buckets of gradients and rows of weights are padded to whole shards.
 ODD = replace(LLAMA, name="odd-llama", hidden=35, vocab_size=88)
 
-SHAPES = {**MODELS, **SHARED, **PADDED, **ATTENTIONS, "odd": ODD}
+PREDICTING = {
+    "ahead": replace(LLAMA, name="predicting-llama", num_prediction_layers=2),
+    "ahead-tied": replace(PADDED["prime-tied"], name="predicting-tied", num_prediction_layers=1),
+    "ahead-odd": replace(ODD, name="predicting-odd", num_prediction_layers=1),
+}
+SHAPES = {**MODELS, **SHARED, **PADDED, **ATTENTIONS, **PREDICTING, "odd": ODD}
 
 CASES = [
     ("tp=2", "llama", "fp32"),
@@ -70,6 +75,16 @@ CASES = [
     ("tp=2,pp=2,schedule=zero-bubble", "latent", "fp32"),
     ("tp=2,cp=2,cp_kind=ring", "direct", "fp32"),
     ("tp=2,cp=2,cp_kind=all-to-all,zero=3", "latent", "fp32"),
+    # Multi-token prediction: copies of the embedding, further layers, further losses.
+    ("tp=2,recompute=full", "ahead", "fp32"),
+    ("tp=2,pp=2", "ahead", "bf16"),
+    ("pp=2,vp=2,dp=2,zero=1", "ahead", "fp32"),
+    ("pp=2,dp=2,zero=3", "ahead-odd", "fp32"),
+    ("pp=2,dp=2,zero=2", "ahead-odd", "fp32"),
+    ("dp=2,zero=3,recompute=full", "ahead", "fp32"),
+    ("dp=2,zero=3", "ahead-tied", "fp32"),
+    ("tp=2,pp=2", "ahead-tied", "fp32"),
+    ("cp=2,cp_kind=ring", "ahead", "fp32"),
     # Vocabularies that are padded.
     ("tp=4", "prime", "fp32"),
     ("tp=2,dp=2,zero=1", "prime-tied", "bf16"),
@@ -155,6 +170,15 @@ def visits_of(sent: Sequence[Sent], rank: int) -> tuple[Visit, ...]:
         Visit(sum(rows[place] for place in there), sum(sent[other].rows[number][here] for other in others))
         for number, rows in enumerate(sent[rank].rows)
     )
+
+
+@pytest.mark.parametrize("text", ["ep=2,dp=2,mbs=2,zero=2", "ep=2,pp=2,tp=2,mbs=2,zero=1", "ep=2,dp=2,mbs=2,zero=3,recompute=full"])
+def test_every_byte_of_experts_that_predict_is_accounted_for(text: str, pools: Pools) -> None:
+    made = case(text, "deepseek")
+    model, workload = replace(made.shapes, num_prediction_layers=1), replace(made.workload, training=made.training)
+    found = pools.of(made.layout.num_ranks).run(sent_in_a_step, model, workload, made.layout, made.training)
+    for rank, sent in enumerate(found):
+        assert sent.flows == wanted(model, workload, made.layout, sent, visits_of(found, rank)), f"rank {rank}"
 
 
 @pytest.mark.parametrize("number, case", list(enumerate(EXPERTS)), ids=str)

@@ -310,6 +310,7 @@ class TrainingTable(Checked):
     target_loss: NotNegative = 0.0
     most_samples: NotNegative = 0.0
     corpus: str = ""
+    prediction_weight: NotNegative = 0.3
     balance: BalanceTable = BalanceTable()
 
     def value(self) -> Training:

@@ -215,9 +215,10 @@ class Model:
 
     @typed
     def window_of(self, layer: int) -> int:
-        """Tokens that a token of this layer attends to, itself included; 0: all earlier ones."""
+        """Tokens that a token of this layer attends to, itself included; 0: all earlier ones. Prediction layers are like the last layer."""
         if not self.window or not self.num_windowed_layers:
             return 0
+        layer = min(layer, self.num_layers - 1)
         return self.window if layer in (self.windowed_layers or spread_layers(self.num_windowed_layers, self.num_layers)) else 0
 
     @typed
@@ -281,6 +282,16 @@ class Model:
     def num_expert_layers(self) -> int:
         """Layers whose MLP is a mixture of experts."""
         return self.num_layers - self.experts.num_dense_layers if self.experts else 0
+
+    @property
+    def num_routers(self) -> int:
+        """Layers of the model and of multi-token prediction that have a router: prediction layers are like the last layer."""
+        return self.num_expert_layers + self.num_prediction_layers if self.experts else 0
+
+    @property
+    def ends_share_table(self) -> bool:
+        """Whether the first and the last pipeline stage both hold the embedding: as a tied head, or for multi-token prediction."""
+        return self.tied_embeddings or self.num_prediction_layers > 0
 
     @property
     def num_dense_layers(self) -> int:
@@ -348,6 +359,17 @@ class Model:
             count += self.num_expert_layers * per_layer
         count += self.embedding_parameters + (2 if self.layer_norm else 1) * self.hidden
         return count if self.tied_embeddings else count + self.head_parameters
+
+    @property
+    def prediction_parameters(self) -> int:
+        """Parameters of all prediction layers: a block like the last one, a projection and three norms each. Tables are shared."""
+        block = self.attention_matrix_parameters + self.small_parameters_per_layer
+        if self.experts:
+            block += self.experts.num_experts * self.expert_parameters + self.shared_expert_parameters + self.router_parameters
+        else:
+            block += self.dense_mlp_parameters
+        norms = 3 * (2 if self.layer_norm else 1) * self.hidden
+        return self.num_prediction_layers * (block + 2 * self.hidden**2 + norms)
 
     @property
     def num_active_parameters(self) -> int:

@@ -191,6 +191,7 @@ class Training:
     most_samples: float = 0.0  # the run ends here, even without the target; 0: at the end of the workload
     corpus: str = ""  # what to train on: a folder, or the name of a corpus in the package
     balance: Balance = field(default_factory=Balance)  # of experts
+    prediction_weight: float = 0.3  # of the loss of multi-token prediction beside that of the next token; DeepSeek-V3 began with 0.3
 
     def rate(self, samples: float) -> float:
         """Learning rate of the step that begins after `samples`."""

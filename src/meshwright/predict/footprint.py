@@ -25,6 +25,7 @@ from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import FEW_BITS, Adapters, Workload
 from meshwright.errors import FitError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
+from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
 
@@ -398,10 +399,10 @@ class _Cut:
 def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) -> tuple[Column, Column, Column]:
     """Bytes of weights, gradients and optimizer states. Routed experts are split over ep, and sharded over the remaining ranks.
 
-    meshwright's trainer puts the sum of a rank's shard beside its whole gradients (ZeRO 1).
+    meshwright's trainer puts the sum of a rank's shard beside its whole gradients (ZeRO 1). In ZeRO 2 the sum alone stays; what else a
+    backward pass has of gradients is `_in_flight_bytes`.
     """
-    recipe, ranks = shapes.recipe, layouts.sharing_ranks
-    expert_ranks = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
+    recipe, ranks, expert_ranks = shapes.recipe, layouts.sharing_ranks, _expert_sharing(layouts)
     common, routed = _parameters(shapes, layouts, cut)
     copied = shapes.copied(layouts) * shapes.key_value_parameters
     per_layer = (shapes.dense_layer_parameters + shapes.model.shared_expert_parameters + copied) / layouts.tp
@@ -409,6 +410,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     weight_bytes = recipe.frozen_weight_bytes if shapes.adapters and recipe.frozen_weight_bytes else recipe.weight_bytes
     weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, weight_bytes, shards[0])
     weights = weights + memory.gathered_bytes(routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, weight_bytes, shards[1])
+    weights = weights + np.where(layouts.zero_stage >= 3, weight_bytes * _tables_gathered(shapes, layouts, cut) * (1 - 1 / ranks), 0.0)
     if shapes.adapters:
         weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
@@ -420,6 +422,47 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
             gradients = gradients + np.where(has_sum, recipe.gradient_bytes * held / sharing, 0.0)
     optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
     return weights, gradients, optimizer
+
+
+def _tables_gathered(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
+    """Parameters of the tables that meshwright's trainer gathers for a whole pass with ZeRO 3: those that predict further tokens."""
+    model = shapes.model
+    tables = model.head_parameters + (0 if model.tied_embeddings else model.embedding_parameters)
+    return np.asarray((shapes.is_own and model.num_prediction_layers > 0) * cut.is_last * tables / layouts.tp)
+
+
+def _expert_sharing(layouts: Layouts) -> NDArray[np.int64]:
+    """Ranks that share the states of a routed expert, of those that hold it alike: as many as share other states, if that divides them."""
+    same = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
+    divisor = np.gcd(same, np.maximum(layouts.zero_ranks, 1))
+    return np.asarray(np.where((divisor > 1) | (layouts.zero_ranks == 1), divisor, same))
+
+
+def _in_flight_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
+    """Bytes of whole gradients that meshwright's trainer has in the backward pass of a layer in ZeRO 2, where only sums stay.
+
+    A bucket takes room from its first gradient until the next of its kind leaves: one while a layer is smaller than a bucket, else two.
+    Routed experts are a kind of their own; the table of the head is sent by itself.
+    """
+    model, experts = shapes.model, shapes.model.experts
+    common, routed = _parameters(shapes, layouts, cut)
+    most = np.minimum(BUCKET_PARAMETERS, (common + routed) / layouts.vp / SMALLEST_BUCKETS)
+    of_layer = (shapes.dense_layer_parameters + shapes.copied(layouts) * shapes.key_value_parameters) / layouts.tp
+    widest = widest_product(model) * model.hidden / layouts.tp
+    found = np.where(layouts.sharing_ranks > 1, _filled_and_sent(of_layer, np.maximum(most, widest), common / layouts.vp), 0.0)
+    found = found + np.where((layouts.sharing_ranks > 1) & cut.is_last, model.head_parameters / layouts.tp, 0.0)
+    if experts:
+        of_layer = shapes.routed_parameters / layouts.ep
+        first = of_layer * (model.mlp_matrices - 1) / model.mlp_matrices
+        held = _filled_and_sent(of_layer, np.maximum(most, first), routed / layouts.vp)
+        found = found + np.where(_expert_sharing(layouts) > 1, held, 0.0)
+    is_kept = (layouts.zero_stage == 2) & (shapes.adapters is None)
+    return np.asarray(np.where(is_kept, shapes.recipe.gradient_bytes * found, 0.0))
+
+
+def _filled_and_sent(of_layer: Column, bucket: Column, of_chunk: Column) -> Column:
+    """Parameters in buckets of one kind that are filled or sent while a layer goes backward; no more than a chunk has of them."""
+    return np.asarray(np.minimum(np.clip(of_layer, bucket, 2 * bucket), of_chunk))
 
 
 def _saved_by_few_bits(shapes: _Shapes, layouts: Layouts, cut: _Cut, weight_bytes: float) -> Column:
@@ -473,8 +516,14 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
     split = split + cut.layers * (shapes.copied(layouts) * shapes.key_value_parameters)
     split = split + cut.is_first * float(model.embedding_parameters) + has_head * float(model.head_parameters)
     split = split + (cut.is_first + has_head.astype(np.float64)) * _padding_parameters(model, layouts)
-    split = split + cut.is_last * float(2 * model.hidden**2 * model.num_prediction_layers)
     whole = cut.layers * shapes.replicated_parameters + with_experts * float(model.router_parameters)
+    ahead = cut.is_last * float(model.num_prediction_layers)
+    whole = whole + ahead * float(3 * (2 if model.layer_norm else 1) * model.hidden)
+    # meshwright's trainer has the projection whole on every tensor rank, which has a part of the sequence; other stacks split it.
+    projections = ahead * float(2 * model.hidden**2)
+    split, whole = (split, whole + projections) if shapes.is_own else (split + projections, whole)
+    has_copy = cut.is_last & ~cut.is_first & (not model.tied_embeddings) & (model.num_prediction_layers > 0)
+    split = split + has_copy * (float(model.embedding_parameters) + _padding_parameters(model, layouts))
     return split / layouts.tp + whole, with_experts * shapes.routed_parameters / layouts.ep
 
 
@@ -500,7 +549,17 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     attention = attention - drops("selective") * shapes.recomputable - drops("mla_up_proj") * shapes.rebuilt_up - norms[0]
     by_ops = cut.dense * shapes.ops_saved[0] + (cut.layers - cut.dense) * shapes.ops_saved[1]
     kept = np.where(drops(OPS), by_ops, mlp + cut.layers * attention)
-    return np.where(layouts.recomputes_all, cut.layers * hidden, kept)
+    return np.where(layouts.recomputes_all, cut.layers * hidden, kept) + _entrances_saved(shapes, cut)
+
+
+def _entrances_saved(shapes: _Shapes, cut: _Cut) -> Column:
+    """Bytes per token that meshwright's trainer saves around the blocks of prediction layers, which recomputing leaves as they are.
+
+    The projection keeps its input, two hidden states wide, and two norms keep theirs: that of the tokens ahead and the last one. The third
+    norm and the head read the same hidden states.
+    """
+    around = 2 * shapes.recipe.input_bytes + 2 * shapes.recipe.tensor_bytes
+    return np.asarray(shapes.is_own * shapes.model.num_prediction_layers * cut.is_last * (around * shapes.model.hidden))
 
 
 def _extra_bytes(
@@ -513,6 +572,8 @@ def _extra_bytes(
     ) * shapes.rebuilt_up
     again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
     backward = (tokens / layouts.tp) * (shapes.backward(layouts) + again) + _made_weight_bytes(shapes, layouts)
+    if is_own:
+        backward = backward + _in_flight_bytes(shapes, layouts, cut)
     padding, tp = _padding_parameters(model, layouts), layouts.tp.astype(np.float64)
     vocab_size = model.vocab_size + padding / model.hidden
     if is_own:

@@ -112,6 +112,9 @@ class Inputs:
     tp_hidden: Value = np.nan  # share of tensor traffic that is hidden behind products if it is overlapped; NaN: as fitted for all software
     sends_once: Value = 0.0  # 1 if a token is sent only once to a rank or domain with several of its experts
     update_bytes: Value = np.nan  # all that an update moves for a parameter; NaN: as assumed for all software
+    prediction_inner: Value = (
+        0.0  # width of what a prediction layer projects; 0: not priced apart, as in the runs that constants are fitted on
+    )
 
 
 def inputs_of(job: Job) -> Inputs:
@@ -167,6 +170,7 @@ def _software(job: Job) -> dict[str, Any]:
     }
     if job.software.is_own:
         found["update_bytes"] = trainer_update_bytes(recipe_for(job.workload.precision, job.cluster.accelerator))
+        found["prediction_inner"] = 2.0 * model.hidden
     if model.experts is None:
         return found
     found["expert_imbalance"] = job.workload.expert_imbalance

@@ -10,6 +10,10 @@ from meshwright.describe.model import Experts, LatentAttention, Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
 
+TABLES = ("embed.weight", "head.weight", "next_embed.weight")
+BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients in meshwright's trainer
+SMALLEST_BUCKETS = 4  # a chunk's gradients are sent in at least so many messages, so that some are sent early
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -38,7 +42,7 @@ class Chunk:
     """The part of a model in one chunk of a stage, unit by unit: layers, embedding, head."""
 
     units: tuple[tuple[Parameter, ...], ...]  # in the order of the model
-    num_layers: int
+    num_layers: int  # with those of multi-token prediction
     num_dense: int  # of these, the layers with a dense MLP
     is_first: bool
     is_last: bool
@@ -66,11 +70,22 @@ def _chunk(model: Model, layout: Layout, layers: range, is_first: bool, is_last:
     num_dense = min(max(model.num_dense_layers - layers.start, 0), len(layers)) if model.experts else len(layers)
     units = [_layer(model, layout, model.experts if number >= num_dense else None) for number in range(len(layers))]
     shared = is_first and is_last and model.tied_embeddings
+    num_ahead = model.num_prediction_layers if is_last else 0
+    units += [_prediction(model, layout)] * num_ahead
     if is_first:
         units.insert(0, _embedding(model, layout.tp))
     if is_last:
-        units.append(_head(model, layout.tp, with_table=not shared))
-    return Chunk(tuple(units), len(layers), num_dense, is_first, is_last)
+        head = _head(model, layout.tp, with_table=not shared)
+        has_copy = num_ahead > 0 and not is_first and not model.tied_embeddings
+        units.append((*head, Parameter("next_embed.weight", (model.vocab_rows(layout.tp), model.hidden), True)) if has_copy else head)
+    return Chunk(tuple(units), len(layers) + num_ahead, num_dense + (0 if model.experts else num_ahead), is_first, is_last)
+
+
+def _prediction(model: Model, layout: Layout) -> tuple[Parameter, ...]:
+    """A layer of multi-token prediction. Its projection is whole on every tensor rank, which has a part of the sequence."""
+    norms = [_norm(model, name) for name in ("embedding_norm", "hidden_norm", "norm")]
+    projection = Parameter("projection.weight", (model.hidden, 2 * model.hidden), False, is_product=True)
+    return (*norms[0], *norms[1], projection, *_layer(model, layout, model.experts), *norms[2])
 
 
 def layers_at(model: Model, layout: Layout, stage: int) -> int:
@@ -150,22 +165,26 @@ def _head(model: Model, tp: int, *, with_table: bool) -> tuple[Parameter, ...]:
     return (*table, *_norm(model, "head.norm"))
 
 
-def gathered_units(chunk: Chunk, tied: bool) -> list[tuple[Parameter, ...]]:
-    """What is gathered at once: a layer, its routed experts, an end of the model; both ends together if they share a table in a chunk."""
+def gathered_units(chunk: Chunk, model: Model) -> list[tuple[Parameter, ...]]:
+    """What is gathered at once: a layer, its routed experts, an end of the model.
+
+    Both ends are gathered together in a chunk that has both and reads a table at two times: a tied one, or for multi-token prediction.
+    """
     units = [tuple(p for p in unit if p.is_routed is routed) for unit in chunk.units for routed in (False, True)]
     found = [unit for unit in units if unit]
-    return [*found[1:-1], found[0] + found[-1]] if tied and chunk.is_first and chunk.is_last else found
+    return [*found[1:-1], found[0] + found[-1]] if model.ends_share_table and chunk.is_first and chunk.is_last else found
 
 
-def buckets(parameters: Sequence[Parameter], most: int, *, tied: bool) -> Iterator[list[Parameter]]:
+def buckets(parameters: Sequence[Parameter], most: int, *, shared: bool) -> Iterator[list[Parameter]]:
     """Parameters that are sent together, about `most` elements, in the order in which gradients are computed.
 
     A bucket holds one kind: matrices or vectors (weight decay), split over tensor ranks or not, of routed experts or not, postponed by a
-    zero-bubble schedule or not. A tied table has its own bucket, so that the first and the last stage divide it in the same way.
+    zero-bubble schedule or not. Tables that the first and the last stage both hold (`shared`) have their own, so that both divide them
+    in the same way.
     """
     kinds: dict[tuple[object, ...], list[Parameter]] = {}
     for parameter in reversed(parameters):
-        alone = parameter.name if tied and parameter.name in ("embed.weight", "head.weight") else ""
+        alone = parameter.name if shared and parameter.name in TABLES else ""
         kinds.setdefault((alone, len(parameter.shape) > 1, parameter.is_cut, parameter.is_routed, parameter.is_product), []).append(
             parameter
         )

@@ -21,10 +21,10 @@ from meshwright.cost.pipeline import ChunkTimes
 from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
-from meshwright.predict import traffic
 from meshwright.predict.footprint import OFFLOADED_SHARE
 from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured
+from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.predict.placement import Placement, place
 from meshwright.predict.software import Constants
 from meshwright.predict.stages import Split
@@ -338,6 +338,11 @@ class Pricer:
         product_s = matmul_s(self.tokens, columns, q.hidden, self.bf16_flops_per_s, 0.0)
         loss_s = self.tokens * columns * sw.LOSS_BYTES / self.memory_bytes_per_s
         return self._slowed(product_s + loss_s, self.train_matmuls * product_s + loss_s)
+
+    def projection_s(self) -> tuple[Column, Column]:
+        """Seconds of the projection of a prediction layer, forward and backward, of one micro-batch; tensor ranks share its work."""
+        product_s = matmul_s(self.tokens / self.tp, self.q.hidden, np.asarray(self.q.prediction_inner), self.bf16_flops_per_s, 0.0)
+        return self._slowed(product_s, self.train_matmuls * product_s)
 
     def embedding_s(self) -> Column:
         """Seconds of looking up (or scattering into) the embedding: each token's vector read and written."""
@@ -680,7 +685,7 @@ class MeasuredPricer(Pricer):
     def _traffic_s(self, parameters: Column, members: Column) -> tuple[Column, Column]:
         if "reduce-scatter" not in self.m.rates.collectives:
             return super()._traffic_s(parameters, members)
-        pieces = np.maximum(parameters / traffic.BUCKET_PARAMETERS, traffic.SMALLEST_BUCKETS)
+        pieces = np.maximum(parameters / BUCKET_PARAMETERS, SMALLEST_BUCKETS)
         size, ranks = parameters * self.m.element_bytes / pieces, members[-1]
         both = [self.exchange_s(kind, size, ranks) + self.wait_s(kind, size, members) for kind in ("reduce-scatter", "all-gather")]
         return np.asarray(pieces * both[0]), np.asarray(pieces * both[1])

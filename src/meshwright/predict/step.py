@@ -191,7 +191,8 @@ def _chunk_times(
     per_chunk = split.middle / pricer.vp
     first, last = (np.where(piped, count - split.middle, 0.0) for count in (split.first, split.last))
     extra = np.asarray(pricer.q.prediction_layers, dtype=np.float64)
-    tail = [last * layer.total_s(way) + head[way] + extra * (layer.total_s(way) + head[way]) for way in (0, 1)]
+    projection = pricer.projection_s()
+    tail = [last * layer.total_s(way) + head[way] + extra * (layer.total_s(way) + projection[way] + head[way]) for way in (0, 1)]
     return ChunkTimes(
         forward_s=per_chunk * layer.total_s(0) + each[0],
         backward_s=per_chunk * layer.total_s(1) + each[1],

@@ -25,10 +25,17 @@ from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
-from meshwright.predict.parameters import Chunk, Parameter, buckets, chunks_of, gathered_units, layers_at
+from meshwright.predict.parameters import (
+    BUCKET_PARAMETERS,
+    SMALLEST_BUCKETS,
+    Chunk,
+    Parameter,
+    buckets,
+    chunks_of,
+    gathered_units,
+    layers_at,
+)
 
-BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients
-SMALLEST_BUCKETS = 4  # a chunk's gradients are sent in at least so many messages, so that some are sent early
 FP32_BYTES, INT64_BYTES = 4, 8
 GATHER, SCATTER, REDUCE, SWITCH, MESSAGE = "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "message"
 EXCHANGE = "exchange of rows"  # an all-to-all whose parts differ in size; its payload is what a rank sends to others
@@ -128,8 +135,13 @@ class Step:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers of this stage."""
-        return layers_at(self.model, self.layout, self.stage)
+        """The number of layers of this stage, with those of multi-token prediction."""
+        return layers_at(self.model, self.layout, self.stage) + self.num_ahead
+
+    @property
+    def num_ahead(self) -> int:
+        """The number of these that are of multi-token prediction."""
+        return self.model.num_prediction_layers if self.is_last else 0
 
     @property
     def num_expert_layers(self) -> int:
@@ -154,8 +166,8 @@ class Step:
 
 
 def is_counted_whole(model: Model, workload: Workload) -> bool:
-    """Whether all parameters are counted: a model that is trained completely, as the trainer runs it."""
-    return not (model.num_prediction_layers or workload.adapters)
+    """Whether all parameters are counted: those of a model that is trained completely."""
+    return not workload.adapters
 
 
 def flows(step: Step) -> tuple[Flow, ...]:
@@ -216,11 +228,14 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
     if step.is_first:
         yield flow("embedding forward", SCATTER, step.hidden_bytes, m)
         yield flow("embedding backward", GATHER, step.hidden_bytes, m)
+    yield flow("tokens ahead forward", SCATTER, step.hidden_bytes, m * step.num_ahead)
+    yield flow("tokens ahead backward", GATHER, step.hidden_bytes, m * step.num_ahead)
     if step.is_last:
-        yield flow("head forward", GATHER, step.hidden_bytes, m)
-        yield flow("head backward", SCATTER, step.hidden_bytes, m)
-        yield flow("largest logits", REDUCE, step.tokens * FP32_BYTES, m)
-        yield flow("sums of the loss", REDUCE, 2 * step.tokens * FP32_BYTES, m)
+        losses = m * (1 + step.num_ahead)
+        yield flow("head forward", GATHER, step.hidden_bytes, losses)
+        yield flow("head backward", SCATTER, step.hidden_bytes, losses)
+        yield flow("largest logits", REDUCE, step.tokens * FP32_BYTES, losses)
+        yield flow("sums of the loss", REDUCE, 2 * step.tokens * FP32_BYTES, losses)
 
 
 def expert_flows(step: Step) -> Iterator[Flow]:
@@ -377,7 +392,7 @@ def pipeline_flows(step: Step) -> Iterator[Flow]:
 def tied_flows(step: Step) -> Iterator[Flow]:
     """Pipeline parallelism: the two ends exchange the gradients of a table that they share."""
     layout, model = step.layout, step.model
-    if not model.tied_embeddings or not (step.is_first or step.is_last):
+    if not model.ends_share_table or not (step.is_first or step.is_last):
         return
     rows, ranks = model.vocab_rows(layout.tp), num_sharing(layout) if layout.zero_stage else 1
     elements = -(-rows // ranks) * model.hidden if is_fully_sharded(layout) else -(-rows * model.hidden // ranks)
@@ -459,7 +474,7 @@ def _bucket_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
 def _fully_sharded_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
     """ZeRO 3: each unit gathers its weights for a forward and again for a backward, and reduces gradients, every micro-batch."""
     sizes, m = step.sizes, step.num_micro_batches
-    for unit in gathered_units(chunk, step.model.tied_embeddings):
+    for unit in gathered_units(chunk, step.model):
         sharing = sharing_of(step, unit[0])
         ranks, groups = sharing.num_ranks, sharing.num_groups
         share = sum(-(-p.shape[0] // ranks) * math.prod(p.shape[1:]) for p in unit)
@@ -472,7 +487,7 @@ def _fully_sharded_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
 def _buckets(step: Step, chunk: Chunk) -> Iterator[list[Parameter]]:
     size = sum(parameter.size for parameter in chunk.parameters)
     most = max(min(step.bucket_parameters, size // SMALLEST_BUCKETS), 1)
-    return buckets(chunk.parameters, most, tied=step.model.tied_embeddings)
+    return buckets(chunk.parameters, most, shared=step.model.ends_share_table)
 
 
 def sent_on(axis: str, found: Iterable[Flow]) -> tuple[float, int]:

@@ -66,5 +66,9 @@ class Feed:
         arrays = batch.tokens, batch.labels, batch.documents
         if batch.numbers[-1] >= end:  # the batch does not divide evenly among the replicas
             arrays = without_loss(arrays, (batch.numbers < end).tolist())
-        tokens, labels, documents = arrays
-        return [micro_batch((tokens[cut], labels[cut], documents[cut]), batch.numbers[cut].tolist(), workload, self.mesh) for cut in cuts]
+        parts = [(batch.numbers[cut].tolist(), tuple(array[cut] for array in arrays)) for cut in cuts]
+        num_ahead = self.job.plan.model.num_prediction_layers
+        return [
+            micro_batch((tokens, labels, documents), numbers, workload, self.mesh, num_ahead=num_ahead)
+            for numbers, (tokens, labels, documents) in parts
+        ]

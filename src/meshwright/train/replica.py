@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.plan.stack.own import check_trainable
-from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
+from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels import attention_parts, flash_attention, fp8
@@ -69,6 +69,8 @@ class Replica:
         num_tokens = workload.seq_len // layout.cp
         self.attention = chosen_attention(model, workload, mesh, self.numbers)
         chunks = make_chunks(model, mesh)
+        for chunk in chunks:
+            chunk.prediction_weight = training.prediction_weight
         dropout = Dropout(adapters.dropout if adapters else 0.0, seed)
         for chunk in chunks:
             if adapters:
@@ -94,7 +96,7 @@ class Replica:
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
         self.stage = Stage(mesh, chunks, self.num_micro_batches, shape, self.numbers.compute)
         self.shards: list[Shard] = [shard for data in self.data for shard in data.shards]
-        self.tied = [shard for shard in self.shards if model.tied_embeddings and layout.pp > 1 and _holds(shard, "embed.weight")]
+        self.tied = [shard for shard in self.shards if model.ends_share_table and layout.pp > 1 and _holds(shard, "embed.weight")]
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
@@ -165,7 +167,7 @@ class Replica:
             data.start()
         seed = self.data[0].loss_scale / self.workload.tokens_per_step
         self.routers.begin(seed)
-        losses = self.stage.run(batch, seed, self._add_gradient, self._before)
+        losses = self.stage.run(batch, seed, self._add_gradient, self._before, self._after)
         for data in self.data:
             data.finish()
         add_across_tensor_ranks(self.shards, self.mesh)
@@ -336,8 +338,13 @@ class Replica:
     def _before(self, chunk: int) -> None:
         self.data[chunk].before_forward()
 
+    def _after(self, chunk: int) -> None:
+        data = self.data[chunk]
+        if isinstance(data, DataParallel):
+            data.after_backward()
+
     def _add_across_tied_ends(self) -> None:
-        """Add the gradients of embedding and head if they are one tied table; they are on the first and the last stage."""
+        """Add the gradients of a table that the first and the last stage both hold: as a tied head, or to predict further tokens."""
         axis = self.mesh.pp
         other = axis.size - 1 - axis.index
         for shard in self.tied:
@@ -375,7 +382,7 @@ class Replica:
             return first_replica
         num_same = tensor_parallel.copies_of(name, self.model.key_copies(layout.tp))
         first_of_tensor = mesh.tp.index % num_same == 0 if tensor_parallel.cut_dim(name) is not None else mesh.tp.index == 0
-        is_copy = self.model.tied_embeddings and name == "embed.weight" and mesh.pp.index > 0
+        is_copy = self.model.ends_share_table and name == "embed.weight" and mesh.pp.index > 0
         return first_replica and first_of_tensor and not is_copy
 
 

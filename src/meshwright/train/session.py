@@ -115,7 +115,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
     watch.start()
     try:
         model = job.plan.model
-        ends_meet = layout.vp > 1 or model.tied_embeddings
+        ends_meet = layout.vp > 1 or model.ends_share_table
         mesh = make_mesh(
             layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
         )

@@ -9,6 +9,7 @@ import pytest
 from stack_jobs import JOBS
 
 from meshwright.describe.load import load_model, load_workload
+from meshwright.describe.model import Model
 from meshwright.describe.router import Balance
 from meshwright.describe.workload import Adapters, Training, Workload
 from meshwright.errors import InputError
@@ -74,3 +75,24 @@ def test_the_example_of_experts_is_trainable() -> None:
     model, workload = load_model(folder / "model.toml"), load_workload(folder / "workload.toml")
     assert model.experts is not None and workload.training is not None and workload.training.balance.bias_rate > 0
     check_trainable(model, workload, parse_layout("dp=4,tp=2,ep=2,mbs=2"))
+
+
+@pytest.mark.parametrize(
+    "model, workload, why",
+    [
+        (
+            replace(load_model("llama-3.1-8b"), num_prediction_layers=1, num_positions=8192),
+            TRAINED,
+            "prediction layers and learned positions",
+        ),
+        (
+            replace(load_model("llama-3.1-8b"), num_prediction_layers=1),
+            replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))),
+            "adapts models without prediction layers, and llama-3.1-8b has 1",
+        ),
+    ],
+)
+def test_what_prediction_layers_do_not_run_with_is_said(model: Model, workload: Workload, why: str) -> None:
+    check_trainable(replace(model, num_positions=0), replace(workload, adapters=None), Layout())
+    with pytest.raises(InputError, match=why):
+        check_trainable(model, workload, Layout())

@@ -19,6 +19,7 @@ from meshwright.train.data.tokenizer import train_tokenizer
 from meshwright.train.interop.huggingface import named_tensors
 from meshwright.train.interop.huggingface_save import save_huggingface
 from meshwright.train.interop.trained import load_trained
+from meshwright.train.model.transformer import Transformer
 
 MODEL = Model(
     name="small", num_layers=2, hidden=32, ffn_hidden=48, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=304, tied_embeddings=True
@@ -84,6 +85,23 @@ def test_a_run_gives_its_newest_checkpoint(run_folder, tokenizer):
     assert trained.tokenizer.digest == tokenizer.digest
     assert not any(parameter.is_meta for parameter in held.values())
     assert trained.transformer.model == replace(MODEL, sources=trained.transformer.model.sources)
+
+
+def test_prediction_layers_of_a_run_are_left_out(run_folder, tmp_path):
+    ahead = replace(MODEL, num_prediction_layers=1)
+    nouns = (ahead, load_cluster(tmp_path / "cluster.toml"), load_workload(tmp_path / "workload.toml"))
+    plan_of(Job(*nouns).forecast(parse_layout("dp=1,mbs=1"))).write(run_folder / "plan.json")
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in Transformer(ahead).named_tensors()}
+    generator = torch.Generator().manual_seed(30)
+    weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    assert "layers.2.block.mlp.down.weight" in weights and "layers.2.projection.weight" in weights
+    save_step(run_folder, 30, weights)
+    trained = load_trained(run_folder, CPU)
+    held = dict(trained.transformer.named_tensors())
+    assert held.keys() == weights_of(MODEL, seed=0).keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in held.items())
+    assert trained.notes == ("without the multi-token-prediction layers",)
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_the_reason(run_folder):

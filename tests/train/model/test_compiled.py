@@ -36,7 +36,7 @@ def test_which_layouts_are_compiled(layout: str, expected: bool) -> None:
 
 
 def test_the_compilers_advice_on_tf32_does_not_reach_the_user() -> None:
-    compile_layers(SimpleNamespace(blocks=lambda: ()), parse_layout("dp=1"), packed=False)  # type: ignore[arg-type]
+    compile_layers(SimpleNamespace(blocks=lambda: (), predictions=lambda: ()), parse_layout("dp=1"), packed=False)  # type: ignore[arg-type]
     with warnings.catch_warnings(record=True) as seen:
         warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.", UserWarning, stacklevel=1)
     assert seen == []

@@ -109,3 +109,21 @@ def test_samples_beyond_the_end_carry_no_loss() -> None:
     found = without_loss((tokens, labels, documents), [True, False, True])
     assert np.array_equal(found[1][[0, 2]], labels[[0, 2]]) and (found[1][1] == IGNORED_LABEL).all()
     assert not (labels == IGNORED_LABEL).any()  # the samples themselves are as they were
+
+
+def test_tokens_ahead_are_found_before_sequences_are_divided() -> None:
+    tokens = np.array([[10, 11, 12, 13, 20, 21, 22, 23]])
+    labels = np.array([[11, 12, 13, -100, 21, 22, 23, 24]])
+    documents = np.array([[0, 0, 0, 0, 1, 1, 1, 1]])
+    whole = micro_batch((tokens, labels, documents), [0], WORKLOAD, mesh("cp=1", 0), num_ahead=2)  # type: ignore[arg-type]
+    one, two = whole.ahead
+    assert one.tokens.tolist() == [[11, 12, 13, 20, 21, 22, 23, 0]]
+    assert one.labels.tolist() == [[12, 13, -100, -100, 22, 23, 24, -100]]
+    assert two.tokens.tolist() == [[12, 13, 20, 21, 22, 23, 0, 0]]
+    assert two.labels.tolist() == [[13, -100, -100, -100, 23, 24, -100, -100]]
+    for index in (0, 1):
+        part = micro_batch((tokens, labels, documents), [0], WORKLOAD, mesh("cp=2", index), num_ahead=2)  # type: ignore[arg-type]
+        positions = part.context.positions
+        for mine, everyones in zip(part.ahead, whole.ahead, strict=True):
+            assert torch.equal(mine.tokens, everyones.tokens[:, positions])
+            assert torch.equal(mine.labels, everyones.labels[:, positions])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,12 @@ def test_gradients_that_come_first_leave_first(model) -> None:
     assert products == [f"layers.{number}.mlp.down.weight" for number in reversed(range(model.num_layers))]
 
 
-EVERY = {**MODELS, **MIXTURES, **WHOLE}
+PREDICTING = {
+    "predicting": replace(LLAMA, name="predicting-llama", num_prediction_layers=2),
+    "predicting, tied": replace(MODELS["tied"], name="predicting-tied", num_prediction_layers=1),
+    "predicting, experts": replace(WHOLE["deepseek with latent attention"], name="predicting-deepseek", num_prediction_layers=1),
+}
+EVERY = {**MODELS, **MIXTURES, **WHOLE, **PREDICTING}
 
 
 @pytest.mark.parametrize("model", EVERY.values(), ids=EVERY)
@@ -75,8 +81,16 @@ def test_what_is_reported_to_be_sent_has_the_same_parameters_in_the_same_buckets
             assert [p.is_cut for p in ours.parameters] == [not is_partial(name) for name, _ in real.named_parameters()]
             sizes = {name: parameter.numel() for name, parameter in real.named_parameters()}
             for most in (1, 3000, 10**9):
-                predicted = [[p.size for p in bucket] for bucket in buckets(ours.parameters, most, tied=model.tied_embeddings)]
+                predicted = [[p.size for p in bucket] for bucket in buckets(ours.parameters, most, shared=model.ends_share_table)]
                 assert predicted == [[sizes[name] for name in bucket] for bucket in grouped_parameters(real, most)]
+
+
+@pytest.mark.parametrize("model", PREDICTING.values(), ids=PREDICTING)
+def test_prediction_layers_have_as_many_parameters_as_the_model_says(model) -> None:
+    (chunk,) = chunks(model, Layout(), 0)
+    assert sum(parameter.numel() for parameter in chunk.parameters()) == model.num_parameters + model.prediction_parameters
+    ends = [sum(parameter.numel() for parameter in chunks(model, Layout(pp=2), stage)[0].parameters()) for stage in (0, 1)]
+    assert sum(ends) == model.num_parameters + model.prediction_parameters + model.embedding_parameters  # of which both ends have a copy
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")

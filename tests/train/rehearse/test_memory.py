@@ -22,6 +22,10 @@ GLOO = 0.3  # of a peak, at most: copies that gloo makes of its own, and lets go
 EARLY = 0.03  # of a peak: ranks that wait for one another take some buffers of ZeRO 3 one after another that a rank alone takes at once
 
 
+# ZeRO 2: with as many ranks, in groups, and with gradients that are computed later.
+SUMS_ALONE = ("ep=2,dp=4,zero=2", "ep=2,dp=4,zero=2,zero_ranks=2", "pp=2,dp=2,zero=2,schedule=zero-bubble")
+
+
 def part_of(text: str, precision: str) -> Part:
     return Part(model=LLAMA, workload=replace(WORKLOAD, precision=precision), layout=parse_layout(text), rank=0, num_steps=1)
 
@@ -73,7 +77,8 @@ def test_gradients_of_zero_3_are_there_once() -> None:
 
 @pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK], ids=lambda model: model.name)
 @pytest.mark.parametrize(
-    "text", ["ep=2,dp=2,zero=0", "ep=2,dp=4,zero=1", "ep=2,dp=2,tp=2,zero=1", "ep=4,dp=2,tp=2,zero=1", "ep=2,pp=2,dp=2,zero=1"]
+    "text",
+    ["ep=2,dp=2,zero=0", "ep=2,dp=4,zero=1", "ep=2,dp=2,tp=2,zero=1", "ep=4,dp=2,tp=2,zero=1", "ep=2,pp=2,dp=2,zero=1", *SUMS_ALONE],
 )
 def test_states_of_experts_are_those_of_the_footprint(text: str, model: Model, pools: Pools) -> None:
     part = replace(part_of(text, "fp32"), model=model)
@@ -83,6 +88,52 @@ def test_states_of_experts_are_those_of_the_footprint(text: str, model: Model, p
         of_stage = [found[rank] for rank in range(len(found)) if part.layout.coordinate(rank)["pp"] == stage.stage]
         for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
             assert max(getattr(one, name) for one in of_stage) == pytest.approx(getattr(stage, name), rel=0.05), name
+
+
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=lambda model: model.name)
+@pytest.mark.parametrize("text", ["pp=2,dp=2,zero=1", "tp=2,dp=2,zero=2", "tp=2,pp=2,zero=1"])
+def test_states_of_prediction_layers_are_those_of_the_footprint(text: str, model: Model) -> None:
+    part = replace(part_of(text, "fp32"), model=replace(model, num_prediction_layers=2))
+    for stage in stages(part.model, part.workload, part.layout, is_own=True):
+        rank = next(rank for rank in range(part.layout.num_ranks) if part.layout.coordinate(rank)["pp"] == stage.stage)
+        found = rehearsed_memory(replace(part, rank=rank))
+        for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+            assert getattr(found, name) == pytest.approx(getattr(stage, name), rel=0.01), (stage.stage, name)
+
+
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=lambda model: model.name)
+@pytest.mark.parametrize("text", ["dp=4,zero=2", "dp=4,zero=2,zero_ranks=2", "pp=2,dp=4,zero=2"])
+def test_whole_gradients_of_zero_2_take_the_room_that_the_footprint_says(text: str, model: Model) -> None:
+    """The difference to ZeRO 1, whose gradients are whole all the time; of the fuller of both peaks, 5 %."""
+    both = [replace(part_of(each, "fp32"), model=model) for each in (text, text.replace("zero=2", "zero=1"))]
+    found = [rehearsed_memory(part) for part in both]
+    wanted = [stages(model, part.workload, part.layout, is_own=True)[0].peak_bytes for part in both]
+    assert found[0].peak_bytes < found[1].peak_bytes
+    assert found[0].peak_bytes - found[1].peak_bytes == pytest.approx(wanted[0] - wanted[1], abs=0.05 * found[1].peak_bytes)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
+def test_nothing_but_sums_stays_of_gradients_in_zero_2(precision: str) -> None:
+    part = part_of("dp=4,zero=2", precision)
+    wanted = stages(LLAMA, part.workload, part.layout, is_own=True)[0].gradients_bytes
+    assert rehearsed_memory(part).gradients_bytes == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("text", ["mbs=1", "tp=2,mbs=1"])
+def test_a_prediction_layer_takes_as_much_more_than_another_as_the_footprint_says(text: str) -> None:
+    """The difference of both peaks without their states; of the fuller peak, 5 %."""
+    wide = replace(LLAMA, num_layers=3, hidden=128, ffn_hidden=256, head_dim=8)
+    short = replace(part_of(text, "fp32").workload, seq_len=512, global_batch=1, packed=False)
+    parts = [
+        replace(part_of(text, "fp32"), model=model, workload=short)
+        for model in (wide, replace(wide, num_layers=2, num_prediction_layers=1))
+    ]
+    found = [rehearsed_memory(part) for part in parts]
+    wanted = [stages(part.model, part.workload, part.layout, is_own=True)[0] for part in parts]
+    more = [one.activations_bytes + one.working_bytes for one in found]
+    priced = [one.activations_bytes + one.loss_bytes + one.buffers_bytes for one in wanted]
+    assert more[1] - more[0] == pytest.approx(priced[1] - priced[0], abs=0.05 * more[1])
+    assert more[1] > 1.05 * more[0]
 
 
 @pytest.mark.parametrize("num_shared", [0, 1])

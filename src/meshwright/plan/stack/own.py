@@ -26,7 +26,7 @@ FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
     "biases of latent attention": lambda asked: asked.model.latent is not None and _has_attention_biases(asked.model),
     "norms of the heads of latent attention": lambda asked: asked.model.latent is not None and asked.model.qk_norm,
     "latent attention and learned positions": lambda asked: asked.model.latent is not None and asked.model.num_positions > 0,
-    "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
+    "prediction layers and learned positions": lambda asked: asked.model.num_prediction_layers > 0 and asked.model.num_positions > 0,
 }
 SIDES: Mapping[str, Sides] = {
     "the hidden size": lambda asked, rows: np.full(len(rows), asked.model.hidden),
@@ -130,6 +130,13 @@ MESHWRIGHT = Stack(
             fix="choose a model without latent attention, or leave the adapters out",
             source="train/model/adapters.py",
             forbids=lambda asked: asked.workload.adapters is not None and asked.model.latent is not None,
+        ),
+        JobRule(
+            what="adapts models without prediction layers, and {asked.model.name} has {asked.model.num_prediction_layers}",
+            where="workload.adapters",
+            fix="set num_prediction_layers = 0 in the model, or train all weights",
+            source="train/model/adapters.py",
+            forbids=lambda asked: asked.workload.adapters is not None and asked.model.num_prediction_layers > 0,
         ),
         JobRule(
             what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",

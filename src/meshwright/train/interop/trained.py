@@ -155,7 +155,8 @@ def read_whole(folder: Path, base: Path | None = None, dtype: torch.dtype = torc
 def _from_run(folder: Path, base: Path | None, checkpoints: Location) -> Whole:
     plan = checked_plan(folder, "put the run's own plan back: with another plan these weights may be another model")
     adapters, weights = plan.workload.adapters, dict[str, Tensor]()
-    shapes = trained_shapes(plan.model, adapters)
+    model = replace(plan.model, num_prediction_layers=0)  # they help to train, and nothing that uses the weights reads them
+    shapes = trained_shapes(model, adapters)
 
     def read(path: Location) -> None:
         weights.update(_checkpoint_weights(path, shapes))
@@ -165,8 +166,9 @@ def _from_run(folder: Path, base: Path | None, checkpoints: Location) -> Whole:
     if found.path is None:
         what = "; ".join(skipped) or "there is none yet"
         raise InputError(f"the run has no checkpoint to use: {what}", where=str(checkpoints), fix="train until one is saved")
-    whole = _beside(base or base_of(folder), plan.model, adapters, weights) if adapters else weights
-    return Whole(model=plan.model, weights=whole, context=_context(folder, plan), source=f"{folder}, step {found.step}", notes=skipped)
+    whole = _beside(base or base_of(folder), model, adapters, weights) if adapters else weights
+    notes = (*skipped, *(("without the multi-token-prediction layers",) if plan.model.num_prediction_layers else ()))
+    return Whole(model=model, weights=whole, context=_context(folder, plan), source=f"{folder}, step {found.step}", notes=notes)
 
 
 def _context(folder: Path, plan: Plan) -> int | None:

@@ -42,7 +42,7 @@ def compile_layers(chunk: Transformer, layout: Layout, *, packed: bool, backend:
     """
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
     compiled: Compile = partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)
-    for block in chunk.blocks():
+    for block in (*chunk.blocks(), *(layer.block for layer in chunk.predictions())):
         if isinstance(block.mlp, ExpertLayer):
             block.compiled = BeforeExperts(block, compiled)
         elif layout.tp > 1:

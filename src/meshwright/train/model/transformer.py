@@ -9,8 +9,8 @@ Shape letters: B sequences, T tokens of a sequence, H hidden, N heads, D width o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -167,9 +167,9 @@ def views_of(name: str, held: Tensor, model: Model, key_copies: int = 1) -> Iter
 class Embedding(nn.Module):
     """Token vectors, and learned positions if the model has them."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, shared: nn.Parameter | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(model.vocab_size, model.hidden))
+        self.weight = shared if shared is not None else nn.Parameter(torch.empty(model.vocab_size, model.hidden))
         self.positions = nn.Parameter(torch.empty(model.num_positions, model.hidden)) if model.num_positions else None
         self.look_up: Callable[[Tensor, Tensor], Tensor] = look_up
         self.share: Callable[[Tensor], Tensor] = same  # this rank's share of the positions
@@ -198,15 +198,52 @@ class Head(nn.Module):
     def forward(self, x: Tensor, labels_BT: Tensor, *, counts_correct: bool = False) -> Tensor:
         hidden = self.enter(value_of(self.norm(x)[1]))
         loss = self.summed_loss(hidden, self.weight, labels_BT)
-        return torch.stack((loss, self.num_correct(hidden, self.weight, labels_BT).to(loss.dtype))) if counts_correct else loss
+        return loss if not counts_correct else torch.stack((loss, self.num_correct(hidden, self.weight, labels_BT).to(loss.dtype)))
+
+    def loss_of(self, normed: Tensor, labels_BT: Tensor) -> Tensor:
+        """The summed loss of hidden states that another norm has normalized."""
+        return self.summed_loss(self.enter(normed), self.weight, labels_BT)
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores of every next token, [B, T, V]; for a model that is not split."""
         return F.linear(value_of(self.norm(x)[1]), self.weight)
 
 
+class PredictionLayer(nn.Module):
+    """Multi-token prediction, one token further than what comes before (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
+
+    The vectors of the tokens ahead and the hidden states are normalized, joined in this order, and projected to hidden states, which one
+    more block and a norm turn into what the head of the model reads.
+    """
+
+    def __init__(self, model: Model, layer: int) -> None:
+        super().__init__()
+        self.embedding_norm = norm_of(model)
+        self.hidden_norm = norm_of(model)
+        self.projection = Linear(2 * model.hidden, model.hidden, bias=False)
+        self.block = Block(model, layer)
+        self.norm = norm_of(model)
+
+    def forward(self, x: Tensor, ahead: Tensor, context: Context, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        """Hidden states for the next prediction, and the same normalized for the head."""
+        joined = torch.cat((value_of(self.embedding_norm(ahead)[1]), value_of(self.hidden_norm(x)[1])), dim=-1)
+        made, normed = self.norm(self.block(self.projection(joined), context, rotation))
+        return made, value_of(normed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """What one prediction layer reads: for every position the token that comes some positions later, and the label of that one."""
+
+    tokens: Tensor  # [B, T]
+    labels: Tensor  # [B, T]
+
+
 class Transformer(nn.Module):
     """A range of layers, with the embedding before the first and the head after the last.
+
+    Layers of multi-token prediction come with the head, and are numbered after the others. Where the embedding is on another stage, they
+    have a copy of it (`next_embed`).
 
     Parameters have the names of the whole model (`layers.7.mlp.down.weight`), for any range of layers. Matrices that multiply the same
     input are one parameter, row after row, and one product; `named_tensors` returns each under its own name.
@@ -221,10 +258,21 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleDict({str(number): Block(model, number) for number in numbers})
         shared = self.embed.weight if self.embed is not None and model.tied_embeddings else None
         self.head = Head(model, shared) if is_last else None
+        self.next_embed = None
+        self.prediction_weight = 0.0  # of the losses of all prediction layers together
+        if self.head is not None and model.num_prediction_layers:
+            for number in range(model.num_layers, model.num_layers + model.num_prediction_layers):
+                self.layers[str(number)] = PredictionLayer(model, number)
+            if self.embed is None:
+                self.next_embed = Embedding(model, self.head.weight if model.tied_embeddings else None)
 
     def blocks(self) -> list[Block]:
-        """The layers of this chunk, in order."""
-        return cast("list[Block]", list(self.layers.values()))
+        """The layers of this chunk, in order, without those of multi-token prediction."""
+        return [layer for layer in self.layers.values() if isinstance(layer, Block)]
+
+    def predictions(self) -> list[PredictionLayer]:
+        """The layers of multi-token prediction, in order."""
+        return [layer for layer in self.layers.values() if isinstance(layer, PredictionLayer)]
 
     def hidden(self, x: Tensor, context: Context) -> Tensor:
         """Hidden states after the layers of this chunk, from tokens (first stage) or hidden states."""
@@ -237,10 +285,39 @@ class Transformer(nn.Module):
             x = block(x, context, rotation)
         return x
 
-    def forward(self, x: Tensor, context: Context, labels_BT: Tensor | None = None, *, counts_correct: bool = False) -> Tensor:
-        """Hidden states for the next stage, or on the last stage, with labels, the summed loss; with the correct tokens, if counted."""
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        labels_BT: Tensor | None = None,
+        ahead: Sequence[Ahead] = (),
+        *,
+        counts_correct: bool = False,
+    ) -> Tensor:
+        """Hidden states for the next stage, or on the last stage, with labels, the summed loss; with the correct tokens, if counted.
+
+        While gradients are computed, the loss has the gradients of multi-token prediction too, with their weight. Its value is that of the
+        next token alone.
+        """
         x = self.hidden(x, context)
-        return x if self.head is None or labels_BT is None else self.head(x, labels_BT, counts_correct=counts_correct)
+        if self.head is None or labels_BT is None:
+            return x
+        loss: Tensor = self.head(x, labels_BT, counts_correct=counts_correct)
+        if not ahead or not torch.is_grad_enabled():
+            return loss
+        further = self.prediction_weight / len(ahead) * torch.stack(self.prediction_losses(x, context, ahead)).sum()
+        return loss + (further - further.detach())
+
+    def prediction_losses(self, x: Tensor, context: Context, ahead: Sequence[Ahead]) -> list[Tensor]:
+        """The summed loss of each layer of multi-token prediction, from the hidden states after the last layer."""
+        embed = self.embed if self.embed is not None else self.next_embed
+        assert embed is not None and self.head is not None, "prediction layers are where the head is, with a table"
+        rotation = self.rotary(context.positions, x.dtype) if self.rotary is not None else None
+        losses = []
+        for layer, further in zip(self.predictions(), ahead, strict=True):
+            x, normed = layer(x, embed(further.tokens, context), context, rotation)
+            losses.append(self.head.loss_of(normed, further.labels))
+        return losses
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that training changes: all, or those of adapters beside a frozen model."""

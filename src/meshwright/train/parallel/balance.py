@@ -50,9 +50,9 @@ class Routers:
         self.num_experts = model.experts.num_experts if model.experts else 0
         self.routers: dict[int, TokenRouter] = {}
         for chunk in chunks:
-            for name, block in chunk.layers.items():
-                if isinstance(block.mlp, ExpertLayer):
-                    self.routers[int(name)] = self._prepared(block.mlp.router)
+            for name, module in chunk.named_modules():
+                if isinstance(module, ExpertLayer):
+                    self.routers[int(name.split(".")[1])] = self._prepared(module.router)
 
     def _prepared(self, router: TokenRouter) -> TokenRouter:
         """A router with storage for what no gradient trains."""
@@ -68,7 +68,7 @@ class Routers:
     @property
     def size(self) -> int:
         """Numbers that the layers of the whole model count."""
-        return self.model.num_expert_layers * (self.num_experts + NUM_BESIDES)
+        return self.model.num_routers * (self.num_experts + NUM_BESIDES)
 
     def begin(self, seed: float) -> None:
         """Begin a step; `seed` is the gradient of its loss by the loss of one token."""
@@ -80,7 +80,7 @@ class Routers:
         """What this rank counted in the step, by layer; zeros for layers of other stages. None: there are no experts."""
         if not self.size:
             return None
-        rows = torch.zeros(self.model.num_expert_layers, self.num_experts + NUM_BESIDES, dtype=torch.float64, device=self.mesh.device)
+        rows = torch.zeros(self.model.num_routers, self.num_experts + NUM_BESIDES, dtype=torch.float64, device=self.mesh.device)
         is_first = self.mesh.tp.index == self.mesh.cp.index == self.mesh.dp.index == 0
         for layer, router in self.routers.items():
             assert router.tally is not None, "a prepared router counts"
@@ -92,7 +92,7 @@ class Routers:
 
     def update(self, totals: Tensor, applies: bool | Tensor) -> None:
         """Change what follows from the loads of a step, unless its update was left out; the loads are on the device."""
-        rows = totals.view(self.model.num_expert_layers, -1)
+        rows = totals.view(self.model.num_routers, -1)
         for layer, router in self.routers.items():
             loads = rows[self._row(layer), : self.num_experts]
             if router.selection_bias is not None and self.balance.bias_rate:
@@ -104,7 +104,7 @@ class Routers:
     def results(self, totals: Tensor, num_tokens: int) -> tuple[Routing, ...]:
         """What each router did, from sums on the host; `num_tokens` went through each layer."""
         found = []
-        for number, row in enumerate(totals.view(self.model.num_expert_layers, -1).tolist()):
+        for number, row in enumerate(totals.view(self.model.num_routers, -1).tolist()):
             dropped, auxiliary, z, entropy, squares = row[self.num_experts :]
             found.append(
                 Routing(
@@ -123,13 +123,13 @@ class Routers:
         """The selection biases; every rank of a stage holds the same."""
         for layer, router in self.routers.items():
             if router.selection_bias is not None:
-                yield _whole(f"weights/layers.{layer}.mlp.router.selection_bias", router.selection_bias)
+                yield _whole(f"weights/{router_name(self.model, layer)}.selection_bias", router.selection_bias)
 
     def state(self) -> Iterator[Piece]:
         """What the next step needs besides: the shares of the last one."""
         for layer, router in self.routers.items():
             if router.shares is not None:
-                yield _whole(f"{SHARES}/layers.{layer}.mlp.router", router.shares)
+                yield _whole(f"{SHARES}/{router_name(self.model, layer)}", router.shares)
 
     def _row(self, layer: int) -> int:
         return layer - self.model.num_dense_layers
@@ -147,7 +147,13 @@ def state_names(model: Model, balance: Balance) -> set[str]:
     """Names of what `Routers.state` gives over all ranks."""
     if not (model.experts and balance.auxiliary and balance.scope == "batch"):
         return set()
-    return {f"{SHARES}/layers.{layer}.mlp.router" for layer in range(model.num_dense_layers, model.num_layers)}
+    first = model.num_dense_layers
+    return {f"{SHARES}/{router_name(model, layer)}" for layer in range(first, first + model.num_routers)}
+
+
+def router_name(model: Model, layer: int) -> str:
+    """The name of a layer's router; layers of multi-token prediction are numbered after the others, and have a block."""
+    return f"layers.{layer}.{'block.' if layer >= model.num_layers else ''}mlp.router"
 
 
 def _put(held: Tensor, new: Tensor, applies: bool | Tensor) -> None:

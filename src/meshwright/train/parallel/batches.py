@@ -14,6 +14,7 @@ from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.model.attention import Context
+from meshwright.train.model.transformer import Ahead
 from meshwright.train.parallel.context import positions_of, runs_for
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.pipeline import MicroBatch
@@ -58,14 +59,16 @@ def deal_refusal(layout: Layout, deal: Deal) -> str:
     return ""
 
 
-def micro_batches(read: Read, first: int, workload: Workload, mesh: Mesh, deal: Deal | None = None) -> list[MicroBatch]:
+def micro_batches(
+    read: Read, first: int, workload: Workload, mesh: Mesh, deal: Deal | None = None, *, num_ahead: int = 0
+) -> list[MicroBatch]:
     """This rank's micro-batches of the global batch that begins with sample `first`."""
     numbers = sample_numbers(mesh.layout, mesh.dp.index, first, workload.global_batch, deal)
-    return [micro_batch(read(group), group, workload, mesh) for group in numbers]
+    return [micro_batch(read(group), group, workload, mesh, num_ahead=num_ahead) for group in numbers]
 
 
-def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh: Mesh) -> MicroBatch:
-    """One micro-batch of whole sequences, reduced to this rank's tokens."""
+def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh: Mesh, *, num_ahead: int = 0) -> MicroBatch:
+    """One micro-batch of whole sequences, reduced to this rank's tokens; `num_ahead`: layers of multi-token prediction that read it."""
     tokens, labels, documents = (torch.from_numpy(array) for array in arrays)
     cp = mesh.cp
     positions = positions_of(workload.seq_len, cp.size, cp.index)
@@ -82,7 +85,23 @@ def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh
         labels=_move(labels[:, positions].long(), mesh),
         context=context,
         samples=tuple(numbers),
+        ahead=tuple(
+            Ahead(*(_move(part[:, positions].long(), mesh) for part in looked_ahead(tokens, labels, documents, distance)))
+            for distance in range(1, num_ahead + 1)
+        ),
     )
+
+
+def looked_ahead(tokens: Tensor, labels: Tensor, documents: Tensor, distance: int) -> tuple[Tensor, Tensor]:
+    """For every position of whole sequences, the token so many positions later, and its label: the token after that one.
+
+    There is a label only if both are in the document of the position. Positions without a token so far ahead have token 0 and no label.
+    """
+    later, after = torch.zeros_like(tokens), torch.full_like(labels, IGNORED_LABEL)
+    later[:, :-distance] = tokens[:, distance:]
+    is_same = documents[:, distance:] == documents[:, :-distance]
+    after[:, :-distance] = torch.where(is_same, labels[:, distance:], IGNORED_LABEL)
+    return later, after
 
 
 def without_loss(arrays: Arrays, keep: Sequence[bool]) -> Arrays:

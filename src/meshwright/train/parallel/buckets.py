@@ -2,9 +2,10 @@
 
 Weights and gradients of a chunk are in flat buckets, in the order in which gradients are computed. When the last gradient of a bucket is
 there, its reduction starts. ZeRO 0 sums it on all ranks. ZeRO 1 sums it on the rank with the optimizer's shard and gathers new weights.
-ZeRO 2 does this for every micro-batch and keeps no whole gradient between them. If groups of replicas each share a state, shards are summed
-across groups too: the second sum of a bucket starts when the next bucket leaves. Weights are gathered in the order in which the next
-forward pass needs them, and each layer waits only for its own. ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
+ZeRO 2 does this for every micro-batch: the whole gradients of a bucket exist from its first gradient until the next bucket leaves, and none
+when a backward pass is over. If groups of replicas each share a state, shards are summed across groups too: the second sum of a bucket
+starts when the next bucket leaves. Weights are gathered in the order in which the next forward pass needs them, and each layer waits only
+for its own. ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from meshwright.train.parallel.mesh import Mesh, Replicas
 from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, measures_of, spans_of, sum_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
-TIED = ("embed.weight", "head.weight")
+TABLES = ("embed.weight", "head.weight", "next_embed.weight")  # those that a tied or predicting model has on two stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +46,10 @@ class Bucket:
 
     parameters: list[nn.Parameter]
     weights: Tensor
-    gradients: Tensor
+    gradients: Tensor | None  # laid out like the weights; None in ZeRO 2, unless the bucket is being filled or sent
     mine: slice  # this rank's shard of the flat tensors
     shard: Shard
-    incoming: Tensor | None  # where the result of a reduction is stored
+    incoming: Tensor | None  # where the result of a reduction is stored; None: in the gradients, or nothing is being sent
     views: list[Tensor]  # of the gradients, one per parameter
     counts: list[int]  # gradients added so far, one number per parameter
     replicas: Replicas  # the ranks that hold the same parameters
@@ -93,7 +94,7 @@ class DataParallel:
         bucket, index = self._place[parameter]
         each = bucket.zero_stage == 2
         if each:
-            self._land(bucket)  # the micro-batch before: its gradients are about to be overwritten
+            self._fill(bucket)
         if bucket.counts[index] == 0 or each:
             bucket.views[index].copy_(gradient)
         else:
@@ -103,6 +104,12 @@ class DataParallel:
         if is_whole and (each or (self.overlaps and bucket.counts[index] == self.num_contributions)):
             self._leave(bucket)
             if not self.overlaps:
+                self._land(bucket)
+
+    def after_backward(self) -> None:
+        """Called when all gradients of an operation have been added: in ZeRO 2, only their sums stay."""
+        for bucket in self.buckets:
+            if bucket.zero_stage == 2:
                 self._land(bucket)
 
     def finish(self) -> None:
@@ -151,7 +158,7 @@ class DataParallel:
 
     def _needed_by(self, chunk: Transformer) -> list[list[Bucket]]:
         """The buckets that each part of a chunk needs, in the order of its forward pass; each part waits for them when it begins."""
-        parts = [part for part in (chunk.embed, *chunk.blocks(), chunk.head) if part is not None]
+        parts = [part for part in (chunk.embed, *chunk.layers.values(), chunk.head, chunk.next_embed) if part is not None]
         needs = []
         for part in parts:
             held = {id(parameter) for parameter in part.parameters()}
@@ -178,6 +185,8 @@ class DataParallel:
         """Drop the gradients of a step that will not be applied."""
         for bucket in self.buckets:
             bucket.counts = [0] * len(bucket.counts)
+            if bucket.zero_stage == 2 and not bucket.is_leaving:
+                bucket.gradients, bucket.views = None, []
 
     def _take(self, parameter: nn.Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
@@ -188,15 +197,36 @@ class DataParallel:
     def _leave(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket, and the second sum of the one that left before it: by now its first is probably done."""
         axis = bucket.replicas.shard
-        if self._leaving is not None and self._leaving is not bucket:
-            self._cross(self._leaving)
+        self._move_on(bucket)
         self._leaving, bucket.is_leaving = bucket, True
+        assert bucket.gradients is not None, "a bucket leaves when it is filled"
         if self.mesh.num_replicas > 1 and bucket.replicas is self.mesh.replicas:
             self.own.append(measures_of(bucket.gradients))
         if bucket.zero_stage == 0 and axis.size > 1:
             bucket.work = dist.all_reduce(bucket.gradients, group=axis.group, async_op=True)
         elif axis.size > 1:
+            if bucket.incoming is None:
+                bucket.incoming = torch.empty_like(_summed(bucket))
             bucket.work = reduce_scatter_single(bucket.incoming, bucket.gradients, group=axis.group, async_op=True)
+
+    def _move_on(self, bucket: Bucket) -> None:
+        """Start the second sum of the bucket that left before this one; in ZeRO 2, release those whose sums are there by now."""
+        for earlier in self.buckets:
+            is_last_sum = earlier.across is not None or earlier.replicas.replicate.size == 1
+            if earlier.zero_stage == 2 and earlier.is_leaving and earlier is not bucket and is_last_sum:
+                self._land(earlier)
+        if self._leaving is not None and self._leaving is not bucket:
+            self._cross(self._leaving)
+
+    def _fill(self, bucket: Bucket) -> None:
+        """Make room for the gradients of a micro-batch, unless there is; padding is zero, because it counts in the norm."""
+        if bucket.gradients is not None:
+            return
+        bucket.gradients = torch.empty_like(bucket.weights, dtype=self.numbers.gradient)
+        sizes = [parameter.numel() for parameter in bucket.parameters]
+        *parts, padding = bucket.gradients.split([*sizes, bucket.gradients.numel() - sum(sizes)])
+        bucket.views = [part.view(parameter.shape) for part, parameter in zip(parts, bucket.parameters, strict=True)]
+        padding.zero_()
 
     def _land(self, bucket: Bucket) -> None:
         """Wait for the sum of a bucket and put it into the shard."""
@@ -210,6 +240,7 @@ class DataParallel:
             self._leaving = None
         if bucket.zero_stage == 2:
             _summed(bucket).add_(_landed(bucket))
+            bucket.gradients, bucket.incoming, bucket.views = None, None, []
 
     def _cross(self, bucket: Bucket) -> None:
         """Wait for the sum of a bucket within its group, and start the sum over groups; nothing if that has begun."""
@@ -232,18 +263,20 @@ class DataParallel:
         index = replicas.shard.index if zero_stage > 0 else 0
         mine = slice(index * share, (index + 1) * share)
         weights = torch.zeros(share * num_shards, dtype=self.numbers.compute, device=mesh.device)
-        gradients = torch.zeros(share * num_shards, dtype=self.numbers.gradient, device=mesh.device)
+        gradients = torch.zeros_like(weights, dtype=self.numbers.gradient) if zero_stage < 2 else None
         parameters, views, offset = [], [], 0
         for name, size in zip(names, sizes, strict=True):
             old = found[name]
             parameters.append(nn.Parameter(weights[offset : offset + size].view(old.shape)))
-            views.append(gradients[offset : offset + size].view(old.shape))
+            if gradients is not None:
+                views.append(gradients[offset : offset + size].view(old.shape))
             put_in_place(chunk, old, parameters[-1])
             offset += size
-        incoming = torch.zeros(share, dtype=self.numbers.gradient, device=mesh.device) if num_shards > 1 else None
+        summed = torch.zeros(share, dtype=self.numbers.gradient, device=mesh.device) if zero_stage > 0 else gradients
+        incoming = summed if zero_stage == 1 else None
         shard = self._shard(names, parameters, cuts, weights[mine], mine)
         shard.copies = replicas.size // num_shards
-        shard.gradient = gradients if incoming is None else torch.zeros_like(incoming) if zero_stage == 2 else incoming
+        shard.gradient = summed
         return Bucket(parameters, weights, gradients, mine, shard, incoming, views, [0] * len(names), replicas, zero_stage)
 
     def _shard(
@@ -270,7 +303,9 @@ class DataParallel:
 
 def _landed(bucket: Bucket) -> Tensor:
     """Where the result of a bucket's reduction is."""
-    return bucket.incoming if bucket.incoming is not None else bucket.gradients
+    found = bucket.incoming if bucket.incoming is not None else bucket.gradients
+    assert found is not None, "a reduction has been started"
+    return found
 
 
 def _summed(bucket: Bucket) -> Tensor:
@@ -303,13 +338,13 @@ def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
     """Names of the chunk's parameters in buckets of about `most` elements, in the order in which gradients are computed.
 
     A bucket holds one kind of parameters: with or without weight decay, whole or partial over tensor ranks, of routed experts or not,
-    postponed or not in a zero-bubble schedule. A tied table has its own bucket, so that the first and the last stage divide it in the
-    same way.
+    postponed or not in a zero-bubble schedule. A table that the first and the last stage both hold has its own bucket, so that they divide
+    it in the same way.
     """
     products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear | GroupedLinear)}
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name, parameter in reversed(list(chunk.trained_parameters())):
-        alone = name if chunk.model.tied_embeddings and name in TIED else ""
+        alone = name if chunk.model.ends_share_table and name in TABLES else ""
         kind = (alone, decays(name, parameter), is_partial(name), is_routed(name), id(parameter) in products)
         kinds.setdefault(kind, []).append(name)
     sizes = {name: parameter.numel() for name, parameter in chunk.named_parameters()}

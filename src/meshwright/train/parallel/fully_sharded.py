@@ -96,9 +96,12 @@ def experts_of(chunk: Transformer) -> list[nn.Module]:
 
 
 def units(chunk: Transformer) -> list[nn.Module]:
-    """Modules that gather their weights separately, the chunk last. A tied table inside one chunk belongs to the chunk."""
+    """Modules that gather their weights separately, the chunk last.
+
+    Tables that a pass reads at two times belong to the chunk: a tied one whose both ends are here, and those of multi-token prediction.
+    """
     parts: list[nn.Module] = list(chunk.layers.values())
-    if not (chunk.embed is not None and chunk.head is not None and chunk.model.tied_embeddings):
+    if not (chunk.head is not None and ((chunk.embed is not None and chunk.model.tied_embeddings) or chunk.predictions())):
         parts += [module for module in (chunk.embed, chunk.head) if module is not None]
     return [*parts, chunk]
 

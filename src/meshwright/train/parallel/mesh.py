@@ -122,7 +122,7 @@ def make_mesh(
     """The groups of `layout` over all ranks of the default process group. Every rank must call it.
 
     `key_copies`: how many tensor-parallel ranks in a row hold the same key-value head (`Model.key_copies`).
-    `ends_meet`: whether the last stage and the first exchange messages: with several chunks a stage, or a tied table.
+    `ends_meet`: whether the last stage and the first exchange messages: with several chunks a stage, or a table that both hold.
     `with_lanes`: whether messages between stages get a group for each direction; by default where the device is a GPU.
     `has_experts`: whether there are routed experts, whose weights other ranks hold alike than the other weights.
     """

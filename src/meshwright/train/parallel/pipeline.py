@@ -24,7 +24,7 @@ from meshwright.predict.stages import chunk_share, stage_layers
 from meshwright.train.kernels.grouped import GroupedLinear
 from meshwright.train.kernels.linear import Linear, PutOff
 from meshwright.train.model.attention import Context
-from meshwright.train.model.transformer import Transformer
+from meshwright.train.model.transformer import Ahead, Transformer
 from meshwright.train.parallel.mesh import Mesh
 
 KINDS = ("forward", "backward", "weight gradients")
@@ -39,6 +39,7 @@ class MicroBatch:
     labels: Tensor  # [B, T]
     context: Context
     samples: tuple[int, ...] = ()  # global numbers of the samples, for messages
+    ahead: tuple[Ahead, ...] = ()  # tokens and labels of each layer of multi-token prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +180,15 @@ class Stage:
         loss_scale: float,
         add_gradient: Callable[[int, torch.nn.Parameter, Tensor], None],
         before: Callable[[int], None],
+        after: Callable[[int], None],
     ) -> list[Tensor]:
         """Forward and backward of all micro-batches; returns the summed loss of each, on the stage that computes it.
 
-        `before(chunk)` is called before the first forward pass of a chunk; `add_gradient(chunk, ...)` receives postponed gradients.
+        `before(chunk)` is called before the first forward pass of a chunk; `add_gradient(chunk, ...)` receives postponed gradients;
+        `after(chunk)` is called when a chunk has all gradients of an operation.
         """
         mail = Mailbox(self.mesh, self.shape, self.dtype, self.num_coming)
-        flight = Flight(self, batch, mail, loss_scale, add_gradient, before)
+        flight = Flight(self, batch, mail, loss_scale, add_gradient, before, after)
         for operation in self.operations:
             self.mesh.marks.do(f"{KINDS[operation.kind]} of micro-batch {operation.micro_batch}, chunk {operation.chunk}")
             if operation.kind == FORWARD:
@@ -205,7 +208,7 @@ class Stage:
         made = torch.zeros(tuple(self.shape), dtype=self.dtype, device=self.mesh.device)
         with torch.set_grad_enabled(backward):
             x = micro_batch.tokens if is_first else made.requires_grad_(backward)
-            out = module(x, micro_batch.context, micro_batch.labels)
+            out = module(x, micro_batch.context, micro_batch.labels, micro_batch.ahead)
         if backward:
             torch.autograd.backward(out, None if self.is_last(chunk) else torch.zeros_like(out))
             for compute in self.put_off[chunk].take():
@@ -247,9 +250,10 @@ class Flight:
         loss_scale: float,
         add_gradient: Callable[[int, torch.nn.Parameter, Tensor], None],
         before: Callable[[int], None],
+        after: Callable[[int], None],
     ) -> None:
         self.stage, self.batch, self.mail = stage, batch, mail
-        self.loss_scale, self.add_gradient, self.before = loss_scale, add_gradient, before
+        self.loss_scale, self.add_gradient, self.before, self.after = loss_scale, add_gradient, before, after
         self.losses: list[Tensor] = []
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor | GradientEdge | None]] = {}
         self._put_off: dict[tuple[int, int], list[Callable[[], tuple[torch.nn.Parameter, Tensor]]]] = {}
@@ -262,7 +266,7 @@ class Flight:
         if chunk not in self._begun:
             self._begun.add(chunk)
             self.before(chunk)
-        out = self.stage.chunks[chunk](x, micro_batch.context, micro_batch.labels)
+        out = self.stage.chunks[chunk](x, micro_batch.context, micro_batch.labels, micro_batch.ahead)
         if operation.sends_to is None:
             self.losses.append(out.detach())
             out = out * self.loss_scale
@@ -283,12 +287,14 @@ class Flight:
             assert x.grad is not None, "what came from another stage asks for its gradient"
             self.mail.send(operation.sends_to, x.grad)
         self._put_off[operation.chunk, operation.micro_batch] = self.stage.put_off[operation.chunk].take()
+        self.after(operation.chunk)
 
     @torch.no_grad()
     def weight_gradients(self, operation: Operation) -> None:
         """Compute the gradients that the backward pass postponed."""
         for compute in self._put_off.pop((operation.chunk, operation.micro_batch)):
             self.add_gradient(operation.chunk, *compute())
+        self.after(operation.chunk)
 
 
 def make_chunks(model: Model, mesh: Mesh) -> list[Transformer]:

@@ -50,9 +50,9 @@ Span = tuple[Cut, int, int, int]  # cut, first and last element of its part, sta
 def cuts_of(chunk: Transformer, axis: Axis, experts: Axis) -> dict[str, tuple[Cut, ...]]:
     """The position in the whole model of each parameter of a chunk that is split over tensor ranks, or over ranks with experts, in order.
 
-    A tied head is the table of the embedding under another name.
+    A tied head is the table of the embedding under another name, as is the copy for multi-token prediction.
     """
-    tied = {"head.weight": "embed.weight"} if chunk.model.tied_embeddings else {}
+    tied = {"next_embed.weight": "embed.weight"} | ({"head.weight": "embed.weight"} if chunk.model.tied_embeddings else {})
     return {
         name: tuple(
             _expert_cuts(name, p, chunk.model, experts) if is_routed(name) else _cuts(tied.get(name, name), p.shape, chunk.model, axis)

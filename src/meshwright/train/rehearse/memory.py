@@ -70,9 +70,7 @@ def _gradients(replica: Replica, parameters: Iterable[Tensor]) -> Iterable[Tenso
     for data in replica.data:
         if isinstance(data, DataParallel):
             for bucket in data.buckets:
-                yield bucket.gradients
-                if bucket.incoming is not None:
-                    yield bucket.incoming
+                yield from (held for held in (bucket.gradients, bucket.incoming) if held is not None)
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -109,7 +109,7 @@ def rehearse(part: Part, device: torch.device, report: Report) -> Rehearsal:
 def stand_of(part: Part, device: torch.device, marks: Boundaries) -> Stand:
     """The rank with first weights and a batch of made-up tokens; a default process group must be there."""
     model, layout = part.model, part.layout
-    ends_meet = layout.vp > 1 or model.tied_embeddings
+    ends_meet = layout.vp > 1 or model.ends_share_table
     mesh = make_mesh(
         layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet, has_experts=model.experts is not None
     )
@@ -126,7 +126,8 @@ def made_up_batch(part: Part, mesh: Mesh) -> MicroBatch:
     shape = (part.layout.micro_batch, workload.seq_len)
     tokens, labels = (rng.integers(0, part.model.vocab_size, shape) for _ in range(2))
     documents = np.broadcast_to((np.arange(workload.seq_len) >= workload.seq_len // 2).astype(np.int64), shape).copy()
-    return micro_batch((tokens, labels, documents), range(part.layout.micro_batch), workload, mesh)
+    num_ahead = part.model.num_prediction_layers
+    return micro_batch((tokens, labels, documents), range(part.layout.micro_batch), workload, mesh, num_ahead=num_ahead)
 
 
 def counted(stand: Stand, counter: CpuMemory | None) -> RankMemory:
