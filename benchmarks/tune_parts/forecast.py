@@ -11,6 +11,7 @@ from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.errors import FitError, InputError
 from meshwright.job import Job
 from meshwright.plan.plan import plan_of
+from meshwright.predict.practice import MESHWRIGHT
 from meshwright.predict.software import software
 from tune_parts.cases import Case, layout_of, model_of, workload_of
 
@@ -20,7 +21,7 @@ def forecast_of(case: Case, profile: Path | None, device_type: str) -> dict[str,
     if profile is not None:
         machine = Machine.of(profile, device_type)
     else:
-        machine = Machine(load_cluster(THIS_MACHINE if device_type == "cuda" else EMULATED).resized(1), software())
+        machine = Machine(load_cluster(THIS_MACHINE if device_type == "cuda" else EMULATED).resized(1), software(MESHWRIGHT))
     try:
         plan = plan_of(Job(model_of(case), machine.cluster, workload_of(case), machine.stack).forecast(layout_of(case)), case.name)
     except (InputError, FitError) as error:
