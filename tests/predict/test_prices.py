@@ -142,7 +142,27 @@ def test_tokens_travel_to_their_experts_and_back() -> None:
     once_s = 0.75 * each_s  # three of four tokens have an expert on the other rank; none is sent there twice
     sent = Pricer(replace(inputs(model, MACHINE, WORKLOAD), sends_once=1.0), Layouts.of([Layout(dp=2, ep=2)]), CONSTANTS)
     assert sent.expert_s() == pytest.approx((once_s, once_s))
+    own = Pricer(replace(inputs(model, MACHINE, WORKLOAD), own_exchange=1.0), Layouts.of([Layout(dp=2, ep=2)]), CONSTANTS)
+    assert own.expert_s() == pytest.approx((once_s, once_s))
     assert prices(model).expert_s() == (0.0, 0.0) and prices(dp=2).expert_s() == (0.0, 0.0)
+
+
+def test_our_trainer_computes_shared_experts_while_tokens_travel() -> None:
+    model = replace(MODEL, experts=Experts(num_experts=4, num_active=2, hidden=128, num_shared=1))
+    shared_s = product_s(TOKENS, 128, 64) + product_s(TOKENS, 64, 128)
+
+    def exposed(recompute: str = "none", *, own: float = 1.0, hides: bool = True) -> tuple[float, float]:
+        layouts = Layouts.of([Layout(dp=2, ep=2, recompute=recompute)])
+        found = Pricer(replace(inputs(model, MACHINE, WORKLOAD), own_exchange=own), layouts, CONSTANTS)
+        layer = (found if hides else found.unhidden()).layer()
+        return float(layer.exposed_ep[0][0]), float(layer.exposed_ep[1][0])
+
+    whole_s = exposed(hides=False)[0]
+    hidden_s = [min(whole_s / 2, times * shared_s) for times in (1, 2)]
+    assert hidden_s[0] > 0 and exposed() == pytest.approx((whole_s - hidden_s[0], whole_s - hidden_s[1]))
+    again_s = whole_s / 2 - hidden_s[0]  # what returns from the experts is not sent again
+    assert exposed("full") == pytest.approx((whole_s - hidden_s[0], whole_s - hidden_s[1] + again_s), abs=1e-15)
+    assert exposed(own=0.0)[0] >= whole_s
 
 
 def test_experts_products_have_the_rows_that_are_sent_to_them() -> None:

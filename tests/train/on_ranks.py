@@ -185,6 +185,28 @@ def weights_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[
     return ["product" if kind == PRODUCT else kind for kind in waited]
 
 
+def travels_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[str]:
+    """What happens in one forward and backward of this rank, in order: "product", or that rows for experts "leave" or are waited for."""
+    wait, start = Axis.wait, Axis.start_exchange
+    with replica_of(model, workload, layout) as (replica, mesh), Watch() as watch:
+
+        def noted_wait(self: Axis, work: dist.Work | None, what: str) -> None:
+            if what == "all-to-all of tokens":
+                watch.events.append(("ep", "wait"))
+            wait(self, work, what)
+
+        def noted_start(self: Axis, rows: Any, sent: Any, received: Any) -> Any:
+            watch.events.append(("ep", "leave"))
+            return start(self, rows, sent, received)
+
+        Axis.wait, Axis.start_exchange = noted_wait, noted_start
+        try:
+            replica.gradients(batch_of(0, model, workload, mesh))
+        finally:
+            Axis.wait, Axis.start_exchange = wait, start
+    return ["product" if kind == PRODUCT else kind for group, kind in watch.events if kind == PRODUCT or group == "ep"]
+
+
 def waits_for_a_slow_rank(model: Model, workload: Workload, layout: Layout, slow_rank: int, sleep_s: float) -> dict[str, float]:
     """Seconds that this rank waits by part of a step in which `slow_rank` sleeps once, in its first layer."""
     with replica_of(model, workload, layout) as (replica, mesh):

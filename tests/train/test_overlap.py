@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from on_ranks import order_of_a_step, waits_for_a_slow_rank, weights_of_a_step
-from parity import LLAMA, WORKLOAD
+from expert_cases import DEEPSEEK, MIXTRAL
+from on_experts import steps_with_rows_in_turn
+from on_ranks import order_of_a_step, travels_of_a_step, waits_for_a_slow_rank, weights_of_a_step
+from parity import LLAMA, WORKLOAD, joined, run_steps
 from ranks import Pools
 
 from meshwright.layout import parse_layout
@@ -66,6 +68,38 @@ def test_without_overlap_gradients_wait_for_the_end(pools: Pools) -> None:
     layout = parse_layout("dp=2,mbs=4,overlap_dp=no")
     for order in pools.of(2).run(order_of_a_step, LLAMA, WORKLOAD, layout):
         assert min(i for i, what in enumerate(order) if what != "product") > last_product(order)
+
+
+def travels(order: list[str]) -> list[int]:
+    """Products of matrices between the moment when rows leave and that when they are waited for, for each time that they do."""
+    found, words = [], " ".join(order).replace("leave leave", "leave").replace("wait wait", "wait").split()
+    for place, what in enumerate(words):
+        if what == "leave":
+            found.append(words.index("wait", place) - place - 1)
+    return found
+
+
+@pytest.mark.parametrize("text, again", [("dp=2,ep=2,mbs=4", []), ("tp=2,ep=2,mbs=8", []), ("dp=2,ep=2,mbs=4,recompute=full", [2])])
+def test_shared_experts_are_computed_while_tokens_and_gradients_travel(text: str, again: list[int], pools: Pools) -> None:
+    num_layers = DEEPSEEK.num_layers - 1
+    for order in pools.of(2).run(travels_of_a_step, DEEPSEEK, WORKLOAD, parse_layout(text)):
+        # Forward, two products while tokens go to their experts. Backward, again the two if a layer is computed again, and the four of
+        # their gradients while those of tokens return. While what experts made comes back, or its gradients go there, there are none.
+        assert travels(order) == [2, 0] * num_layers + [0, *again, 4] * num_layers
+
+
+def test_without_shared_experts_rows_are_waited_for_at_once(pools: Pools) -> None:
+    for order in pools.of(2).run(travels_of_a_step, MIXTRAL, WORKLOAD, parse_layout("dp=2,ep=2,mbs=4")):
+        assert travels(order) == [0] * 4 * MIXTRAL.num_layers
+
+
+@pytest.mark.parametrize("text", ["dp=2,ep=2,mbs=2,zero=1", "tp=2,ep=2,mbs=4,recompute=full"])
+def test_what_overlaps_changes_no_bit(text: str, pools: Pools) -> None:
+    layout = parse_layout(text)
+    found, wanted = (joined(pools.of(2).run(body, DEEPSEEK, WORKLOAD, layout, 3)) for body in (run_steps, steps_with_rows_in_turn))
+    assert found.losses == wanted.losses and found.norms == wanted.norms
+    for name, gradient in wanted.gradients.items():
+        assert (found.gradients[name] == gradient).all(), name
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ Columns = NDArray[np.float64]  # matrices x rows, tiers x rows
 
 # How tensor parallelism splits a matrix of a layer.
 BY_COLUMNS, BY_ROWS, WHOLE, EXPERT = range(4)
-UP_PROJECTION, DENSE_MLP = 1, 2  # and what it belongs to, of the parts that may be recomputed
+UP_PROJECTION, DENSE_MLP, SHARED_MLP = 1, 2, 3  # and what it belongs to: parts that may be recomputed, and the shared experts
 MAX_TIERS = 4
 NUM_MATRICES = 11  # as many as DeepSeek-V3 has: latent attention, dense, routed and shared experts
 
@@ -63,7 +63,7 @@ class Inputs:
     matrix_copied: Columns  # of the columns, those of keys and values
     matrix_count: Columns  # per layer, averaged over layers
     matrix_repeated: Columns  # share of the product that the backward pass does again where every second product's output is kept
-    matrix_part: Columns  # UP_PROJECTION or DENSE_MLP where the backward pass may compute a product again on its own; else 0
+    matrix_part: Columns  # UP_PROJECTION, DENSE_MLP or SHARED_MLP; else 0
     kept_bytes: Columns  # (RECOMPUTE, rows): of a token in one layer until its backward, averaged over layers
     layer_parameters: Value  # of one layer, averaged, without routed experts
     expert_parameters: Value  # routed experts of one layer, averaged
@@ -111,6 +111,7 @@ class Inputs:
     expert_hidden: Value = 0.0  # share of the experts' all-to-all that is hidden behind compute if it is overlapped
     tp_hidden: Value = np.nan  # share of tensor traffic that is hidden behind products if it is overlapped; NaN: as fitted for all software
     sends_once: Value = 0.0  # 1 if a token is sent only once to a rank or domain with several of its experts
+    own_exchange: Value = 0.0  # 1 if tokens go once to each rank, and shared experts are computed meanwhile, as in meshwright's trainer
     update_bytes: Value = np.nan  # all that an update moves for a parameter; NaN: as assumed for all software
     prediction_inner: Value = (
         0.0  # width of what a prediction layer projects; 0: not priced apart, as in the runs that constants are fitted on
@@ -220,7 +221,7 @@ def _matrices(model: Model) -> list[Matrix]:
         # Grouped products are none of those that every-second checkpointing keeps.
         rows += [(num_in * width, model.hidden, EXPERT, share, 0, 1.0), (model.hidden, width, EXPERT, share, 0, 1.0)]
         if model.experts.num_shared:
-            rows += _mlp_matrices(model, width * model.experts.num_shared, share, 0)
+            rows += _mlp_matrices(model, width * model.experts.num_shared, share, SHARED_MLP)
     return rows + [(0.0, 0.0, WHOLE, 0.0, 0, 0.0)] * (NUM_MATRICES - len(rows))
 
 

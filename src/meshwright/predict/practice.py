@@ -75,13 +75,17 @@ NO_GRAPHS, ROUTER_GRAPHS, ATTENTION_GRAPHS, WHOLE_GRAPHS = "none", "router", "at
 class ExpertPractice:
     """How experts are run.
 
-    What CUDA graphs contain, whether a token is sent once per rank, whether this overlaps, whether MLPs are fused.
+    What CUDA graphs contain, whether a token is sent once per rank, whether this overlaps, whether MLPs are fused; or all of it as
+    meshwright's trainer does it.
     """
 
     graphs: str = NO_GRAPHS  # none; router: the router alone; attention: attention and router; whole: the whole step
     sends_once: bool = False  # to a rank or domain, also if it has several of the token's experts (DeepEP, HybridEP)
     overlaps: bool = False  # all-to-all of one micro-batch during the compute of another
     is_fused: bool = False  # the experts' products and their activation in one kernel
+    is_own: bool = (
+        False  # tokens go once to each rank, beside shared experts, and what returns is not sent again when a layer is recomputed
+    )
 
 
 def expert_practice(release: str, chip: Accelerator, precision: str) -> ExpertPractice:
@@ -96,7 +100,7 @@ def expert_practice(release: str, chip: Accelerator, precision: str) -> ExpertPr
         newest = version >= (6, 0, 0)
         return ExpertPractice(WHOLE_GRAPHS if newest and blackwell else ROUTER_GRAPHS, sends_once=True, overlaps=newest, is_fused=newest)
     if kind != NEMO:
-        return ExpertPractice(sends_once=kind == MEGATRON)
+        return ExpertPractice(sends_once=kind == MEGATRON, is_own=kind == MESHWRIGHT)
     whole_from = (26, 6, 0) if rack else (26, 6, 1)
     if version >= whole_from and blackwell and recipe(precision).number_format == "fp8":
         return ExpertPractice(WHOLE_GRAPHS, sends_once=True, overlaps=True, is_fused=True)
@@ -170,6 +174,7 @@ class ExpertConstants:
             "expert_sync_s": self.sync_s * share[practice.graphs] + (0.0 if practice.sends_once else self.all_to_all_s),
             "expert_hidden": self.hidden if practice.overlaps else 0.0,
             "sends_once": float(practice.sends_once),
+            "own_exchange": float(practice.is_own),
             "log_grouped": self.log_fused if practice.is_fused else self.log_grouped,
             "expert_bytes": self.fused_moved_bytes if practice.is_fused else self.moved_bytes,
             "expert_mlp_bytes": bias_bytes if has_biases else 0.0,

@@ -22,7 +22,7 @@ from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict.footprint import OFFLOADED_SHARE
-from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
+from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, SHARED_MLP, UP_PROJECTION, Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured
 from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.predict.placement import Placement, place
@@ -131,7 +131,7 @@ class Pricer:
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch."""
         q = self.q
-        forward_s, beside_s, again_s = self._matmul_forward_s()
+        forward_s, beside_s, again_s, shared_s = self._matmul_forward_s()
         attention_s = self.tokens * q.attention_flops / self.tp / self.attention_flops_per_s
         memory = self._memory_s()
         rounds = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))
@@ -146,6 +146,7 @@ class Pricer:
         again_s, _ = self._slowed(again_s + read_s, 0.0)
         moved, gaps = self._slowed(memory[0] + once_s, memory[1]), self._slowed(gap_s + sync_s, 2 * gap_s + sync_s)
         beside = [matmul[way] + attention[way] + moved[way] + gaps[way] for way in (0, 1)]
+        shared = self._slowed(shared_s, self.train_matmuls * shared_s)
         layer = self._recompute(
             Layer(
                 matmul=matmul,
@@ -154,7 +155,7 @@ class Pricer:
                 gaps=gaps,
                 exposed_tp=exposed_tp,
                 exposed_cp=exposed_cp,
-                exposed_ep=self.exposed_expert_s((beside[0], beside[1])),
+                exposed_ep=self.exposed_expert_s((beside[0], beside[1]), shared),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
                 parts_s=again_s,
                 offload_s=np.zeros_like(self.tokens),
@@ -198,9 +199,9 @@ class Pricer:
         ones = np.ones_like(self.tokens)
         return forward_s * self.slowdown * ones, backward_s * self.slowdown * ones
 
-    def _matmul_forward_s(self) -> tuple[Column, Column, Column]:
-        """Seconds of a layer's products: all, those beside tensor traffic (experts' have their own around them), and those of parts that
-        the backward pass computes again."""
+    def _matmul_forward_s(self) -> tuple[Column, Column, Column, Column]:
+        """Seconds of a layer's products: all, those beside tensor traffic (experts' have their own around them), those of parts that the
+        backward pass computes again, and those of shared experts."""
         q = self.q
         columns = q.matrix_columns + (self.key_copies - 1) * q.matrix_copied if (self.key_copies > 1).any() else q.matrix_columns
         columns = np.where(q.matrix_cut == BY_COLUMNS, columns / self.tp, columns)
@@ -215,7 +216,9 @@ class Pricer:
         again = (up & self.l.recomputes("mla_up_proj")) | (mlp & self.l.recomputes("mlp"))
         repeated = q.matrix_repeated * self.l.recomputes(OPS)
         beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * repeated)
-        return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(beside, axis=0)), np.asarray(np.sum(parts, axis=0))
+        shared = np.where(q.matrix_part == SHARED_MLP, products_s, 0.0)
+        whole_s, beside_s, parts_s, shared_s = (np.asarray(np.sum(part, axis=0)) for part in (products_s, beside, parts, shared))
+        return whole_s, beside_s, parts_s, shared_s
 
     def _parts_memory_s(self) -> tuple[Column, Column]:
         """Seconds of moving bytes for parts that are kept in fp8 (forward), and for these and recomputed parts (backward)."""
@@ -292,15 +295,28 @@ class Pricer:
         members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
         plain_s = all_to_all_s(sent * q.experts_per_token, members, self.tier_bytes_per_s)
         once_s = sent_once_s(sent, np.asarray(q.experts_per_token, dtype=np.float64), members, self.tier_bytes_per_s)
-        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s) * self.imbalance
+        ranks = self.ep * (1 - (1 - 1 / self.ep) ** np.asarray(q.experts_per_token))  # of the group that a token has experts on
+        own_s = all_to_all_s(sent * ranks, members, self.tier_bytes_per_s)
+        each_s = np.where(np.asarray(q.sends_once) > 0, once_s, np.where(np.asarray(q.own_exchange) > 0, own_s, plain_s))
+        each_s = 2 * each_s * self.imbalance
         return each_s, each_s
 
-    def exposed_expert_s(self, beside_s: tuple[Column, Column]) -> tuple[Column, Column]:
-        """Seconds that the experts' traffic adds to a layer, both ways: at least what outlasts a layer of the other micro-batch."""
+    def exposed_expert_s(self, beside_s: tuple[Column, Column], shared_s: tuple[Column, Column]) -> tuple[Column, Column]:
+        """Seconds that the experts' traffic adds to a layer, both ways: at least what outlasts a layer of the other micro-batch.
+
+        meshwright's trainer has the products of shared experts beside the way to the experts, and nothing beside the way back.
+        """
         whole_s = self.expert_s()
         share = np.asarray(self.q.expert_hidden) if self.hides else 0.0
         open_s = [np.maximum(whole_s[way] * (1 - share), np.where(share > 0, whole_s[way] - beside_s[way], 0.0)) for way in (0, 1)]
+        own = (np.asarray(self.q.own_exchange) > 0) & self.hides
+        open_s = [open_s[way] - np.where(own, np.minimum(whole_s[way] / 2, shared_s[way]), 0.0) for way in (0, 1)]
         return open_s[0], open_s[1]
+
+    def _sent_again(self, exposed: tuple[Column, Column]) -> tuple[Column, Column]:
+        """The experts' traffic where a layer is computed again: meshwright's trainer does not send what returns a second time."""
+        back_s = np.where(np.asarray(self.q.own_exchange) > 0, self.expert_s()[0] / 2, 0.0)
+        return exposed[0], exposed[1] + np.where(self.l.recomputes_all, exposed[0] - back_s, 0.0)
 
     def _recompute(self, layer: Layer) -> Layer:
         """The layer with what recomputing adds to its backward: attention (selective), other parts, or the whole forward (full).
@@ -320,7 +336,7 @@ class Pricer:
             gaps=again(layer.gaps, full),
             exposed_tp=(exposed_tp[0], exposed_tp[1] + np.where(mlp, layer.exposed_tp[0] / 2, 0.0)),
             exposed_cp=again(layer.exposed_cp, full | some),
-            exposed_ep=again(layer.exposed_ep, full),
+            exposed_ep=self._sent_again(layer.exposed_ep),
             weight_s=layer.weight_s,
             parts_s=layer.parts_s,
             offload_s=layer.offload_s,

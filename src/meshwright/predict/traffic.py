@@ -241,8 +241,8 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
 def expert_flows(step: Step) -> Iterator[Flow]:
     """Expert parallelism: how many rows go where, the rows with their weights and experts, and what experts make of them.
 
-    The backward pass sends the gradients of each the other way. Recomputing a layer repeats the forward; what comes back is sent again only
-    if shared experts follow, since otherwise no gradient needs it.
+    The backward pass sends the gradients of each the other way. Recomputing a layer repeats the forward, except for what comes back, which
+    no gradient needs.
     """
     experts, ep = step.model.experts, step.layout.ep
     if experts is None:
@@ -258,7 +258,7 @@ def expert_flows(step: Step) -> Iterator[Flow]:
     for visit in visits:
         yield flow("weights and experts", visit.sent, label, 1 + again)
         yield flow("tokens", visit.sent, hidden, 1 + again)
-        yield flow("tokens back", visit.received, hidden, 1 + (again and experts.num_shared > 0))
+        yield flow("tokens back", visit.received, hidden)
         yield flow("gradients of weights", visit.received, label)
         yield flow("gradients of tokens", visit.received, hidden)
         yield flow("gradients of tokens back", visit.sent, hidden)

@@ -1,6 +1,7 @@
 """A mixture of experts in the place of the MLP: a router, routed experts, and experts that every token visits.
 
-There is no code for parallelism here. `ExpertLayer.visit` is a port: expert parallelism sends tokens to the ranks that hold their experts.
+There is no code for parallelism here. `ExpertLayer.visit` is a port: expert parallelism begins to send tokens to the ranks that hold
+their experts.
 
 In checkpoints the matrices of all experts of a layer are one tensor: `layers.3.mlp.experts.gate.weight` is [experts, width, hidden], as is
 `up`, and `down` is [experts, hidden, width]; their biases are `layers.3.mlp.experts.gate.bias` [experts, width] and so on. The router is
@@ -11,6 +12,7 @@ are one MLP, `layers.3.mlp.shared.gate.weight`. A rank holds gate and up of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,8 +77,23 @@ def visit(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:
     return collected(experts(spread(rows, routes), routes.counts), routes, choice.weights)
 
 
+def visit_here(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Callable[[], Tensor]:
+    """A function that gives the same: nothing has to be waited for where all experts are here."""
+    return lambda: visit(rows, choice, experts)
+
+
+class SharedExperts(Protocol):
+    """Experts that every token visits, as one MLP, in two parts: the one after its products may wait for other ranks."""
+
+    def products(self, x: Tensor | Made) -> Tensor:
+        """The outputs of the MLP as its products leave them."""
+
+    def finished(self, narrow: Tensor) -> Tensor:
+        """The output of the MLP from that of its products."""
+
+
 class ExpertLayer(nn.Module):
-    """The feed-forward half of a block whose tokens visit experts."""
+    """The feed-forward half of a block whose tokens visit experts. The products of shared experts are computed while tokens travel."""
 
     def __init__(self, model: Model, shared: nn.Module | None) -> None:
         super().__init__()
@@ -84,9 +101,11 @@ class ExpertLayer(nn.Module):
         self.router = TokenRouter(model.hidden, model.experts)
         self.experts = RoutedExperts(model)
         self.shared = shared
-        self.visit: Callable[[Tensor, Choice, RoutedExperts], Tensor] = visit
+        self.visit: Callable[[Tensor, Choice, RoutedExperts], Callable[[], Tensor]] = visit_here
 
     def forward(self, x: Tensor | Made) -> Tensor:
-        rows = value_of(x)
-        made = self.visit(rows.flatten(0, 1), self.router(rows), self.experts).view_as(rows)
-        return made if self.shared is None else made + self.shared(x)
+        rows, shared = value_of(x), cast(SharedExperts | None, self.shared)
+        arrives = self.visit(rows.flatten(0, 1), self.router(rows), self.experts)
+        narrow = None if shared is None else shared.products(x)
+        made = arrives().view_as(rows)
+        return made if shared is None or narrow is None else made + shared.finished(narrow)

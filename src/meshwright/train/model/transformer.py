@@ -48,7 +48,15 @@ class MLP(nn.Module):
         return found
 
     def forward(self, x: Tensor | Made) -> Tensor:
-        return self.down.add_bias(self.leave(self.narrowed(self.into(x))))
+        return self.finished(self.products(x))
+
+    def products(self, x: Tensor | Made) -> Tensor:
+        """The product upward and the one back, of which each tensor-parallel rank has a part."""
+        return self.narrowed(self.into(x))
+
+    def finished(self, narrow: Tensor) -> Tensor:
+        """The output, from that of the products: ranks add up their parts, and the bias is added once."""
+        return self.down.add_bias(self.leave(narrow))
 
     def narrowed(self, wide: Tensor) -> Tensor:
         """The product back to hidden states, without bias, from the one upward."""

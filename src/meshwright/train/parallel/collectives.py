@@ -97,14 +97,14 @@ class Axis:
         self.wait(dist.all_to_all_single(received, parts, group=self.group, async_op=True), "all-to-all")
         return received
 
-    def exchanged(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """The rows that all ranks have for this one, rank after rank; this one has the next `sent[i]` of its rows for rank `i`."""
+    def start_exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> tuple[Tensor, dist.Work | None]:
+        """Begin to send `sent[i]` rows to rank `i`, one rank's after another's: where the rows of all ranks for this one arrive, and what
+        to wait for."""
         if self.size == 1:
-            return rows
-        made = rows.new_empty((sum(received), *rows.shape[1:]))
-        work = dist.all_to_all_single(made, rows.contiguous(), list(received), list(sent), group=self.group, async_op=True)
-        self.wait(work, "all-to-all of tokens")
-        return made
+            return rows, None
+        arriving = rows.new_empty((sum(received), *rows.shape[1:]))
+        work = dist.all_to_all_single(arriving, rows.contiguous(), list(received), list(sent), group=self.group, async_op=True)
+        return arriving, work
 
 
 def everyones_texts(text: str, most_bytes: int, device: torch.device) -> list[str]:
@@ -155,14 +155,64 @@ class Exchange(torch.autograd.Function):
         return ctx.axis.all_to_all(gradient), None
 
 
-class ExchangeRows(torch.autograd.Function):
-    """All-to-all of rows, of which every rank has another number for every other; their gradients are sent back."""
+class RowExchange:
+    """An all-to-all of rows, of which every rank has another number for every other: `leave` begins it, and `arrived` waits for its end.
+
+    Gradients are sent back in the same way. They leave in the backward pass of `arrived` and are there after that of `leave`, and what the
+    forward pass computed between the two calls goes backward between these: autograd takes what is ready in the reverse of the order in
+    which it was made. Between the two, autograd has a stand-in without content, so nothing but `arrived` may use what `leave` returns.
+    """
+
+    def __init__(self, axis: Axis, sent: Sequence[int], received: Sequence[int]) -> None:
+        self.axis, self.sent, self.received = axis, sent, received
+        self.arriving: Tensor | None = None
+        self._work: dist.Work | None = None
+
+    def leave(self, rows: Tensor) -> Tensor:
+        """Begin to send rows to all ranks; for `arrived`."""
+        stand_in: Tensor = _Leave.apply(rows, self)
+        return stand_in
+
+    def arrived(self, stand_in: Tensor) -> Tensor:
+        """The rows that all ranks had for this one, rank after rank."""
+        rows: Tensor = _Arrived.apply(stand_in, self)
+        return rows
+
+    def begin(self, rows: Tensor, *, back: bool) -> Tensor:
+        """Begin to send rows, or gradients of those that arrived; where they arrive."""
+        assert self._work is None, "an exchange ends before the next one begins"
+        sent, received = (self.received, self.sent) if back else (self.sent, self.received)
+        arriving, self._work = self.axis.start_exchange(rows, sent, received)
+        return arriving
+
+    def end(self) -> None:
+        """Wait until what was begun is there."""
+        self.axis.wait(self._work, "all-to-all of tokens")
+        self._work = None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        exchange.arriving = exchange.begin(rows, back=False)
+        return rows.new_empty(1).expand(rows.shape)
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, axis: Axis, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        ctx.axis, ctx.sent, ctx.received = axis, sent, received
-        return axis.exchanged(rows, sent, received)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.exchange.end()
+        return gradient, None
+
+
+class _Arrived(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stand_in: Tensor, exchange: RowExchange) -> Tensor:
+        ctx.exchange = exchange
+        exchange.end()
+        arrived, exchange.arriving = exchange.arriving, None
+        assert arrived is not None, "rows leave before they arrive"
+        return arrived
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.axis.exchanged(gradient, ctx.received, ctx.sent), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.exchange.begin(gradient, back=True), None

@@ -7,6 +7,8 @@ sends back one row. How many rows go where is known only once tokens have chosen
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from meshwright.train.kernels.routes import NOWHERE, collected, routes_to, sprea
 from meshwright.train.model.experts import ExpertLayer, RoutedExperts, is_routed, visit
 from meshwright.train.model.router import Choice
 from meshwright.train.model.transformer import Transformer
-from meshwright.train.parallel.collectives import Axis, ExchangeRows
+from meshwright.train.parallel.collectives import Axis, RowExchange
 from meshwright.train.parallel.mesh import Mesh
 
 
@@ -45,12 +47,12 @@ class SequenceSum:
 
 
 class Visit:
-    """Sends tokens to the ranks of their experts and back."""
+    """Sends tokens to the ranks of their experts; the function that is returned waits for them, and gives what comes back."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
-    def __call__(self, rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:
+    def __call__(self, rows: Tensor, choice: Choice, experts: RoutedExperts) -> Callable[[], Tensor]:
         axis, num_held = self.axis, experts.num_held
         ranks = torch.where(choice.experts == NOWHERE, NOWHERE, choice.experts // num_held)
         leaving = routes_to(once(ranks), axis.size, ranks.numel())
@@ -63,16 +65,18 @@ class Visit:
         is_there = ranks[leaving.rows] == there[:, None]
         local = torch.where(is_there, choice.experts[leaving.rows] - there[:, None] * num_held, NOWHERE)
         weights = torch.where(is_there, spread(choice.weights, leaving), 0.0)
+        labelling, going = RowExchange(axis, sent, received), RowExchange(axis, sent, received)
+        labels = labelling.leave(torch.cat((weights, local.to(weights.dtype)), dim=1))
+        arriving = going.leave(spread(rows, leaving))
 
-        def exchanged(sending: Tensor) -> Tensor:
-            arrived: Tensor = ExchangeRows.apply(sending, axis, sent, received)
-            return arrived
+        def end() -> Tensor:
+            their_weights, their_experts = labelling.arrived(labels).chunk(2, dim=1)
+            visitors = Choice(their_experts.detach().long(), their_weights, num_visits)
+            made = visit(going.arrived(arriving), visitors, experts)
+            returning = RowExchange(axis, received, sent)
+            return collected(returning.arrived(returning.leave(made)), leaving)
 
-        labels, arrived = exchanged(torch.cat((weights, local.to(weights.dtype)), dim=1)), exchanged(spread(rows, leaving))
-        their_weights, their_experts = labels.chunk(2, dim=1)
-        made = visit(arrived, Choice(their_experts.detach().long(), their_weights, num_visits), experts)
-        back: Tensor = ExchangeRows.apply(made, axis, received, sent)
-        return collected(back, leaving)
+        return end
 
 
 def once(ranks: Tensor) -> Tensor:
