@@ -27,6 +27,7 @@ from meshwright.record.profile import profile_of
 from meshwright.record.request import ask_for_replicas
 from meshwright.record.run import read_run
 from meshwright.say.vocabulary import problems
+from meshwright.train.health.garbage import SETTLED
 from meshwright.train.job import TrainingJob
 from meshwright.train.loop import Progress
 from meshwright.train.parallel.digests import NUM_PARTS
@@ -207,15 +208,25 @@ def test_a_run_whose_ranks_are_all_stopped_is_started_again(small: Small, tmp_pa
     assert read_run(run).header.status == "finished"
 
 
+def gloo_groups(pid: int) -> int:
+    """How many groups of gloo a process has: each has a thread."""
+    return sum((task / "comm").read_text().strip() == "gloo_tcp_loop" for task in (Path("/proc") / str(pid) / "task").iterdir())
+
+
 def test_replicas_join_and_leave_a_run_that_trains(small: Small, tmp_path: Path) -> None:
     run, more = tmp_path / "runs" / "a", ("--keep-going", "--steps", "30", "--name", "a")
     plan = small.plan_file(tmp_path / "plan.json", "dp=2,zero=2")
     command = train(tmp_path, plan, *more, before=faults.slow_steps, with_=(SLOW_S,))
+    num_groups = []
     for dp in (3, 1):
-        command.step(run, last_step(run) + 2)
+        command.step(run, last_step(run) + SETTLED + 1)
+        num_groups.append(gloo_groups(sorted(command.others())[1]))  # of rank 0: the first process hosts the store
         ask_for_replicas(run, dp)
         until(lambda dp=dp: events_of(run, "membership")[-1]["dp"] == dp, lambda: command.err, command)
+    command.step(run, last_step(run) + SETTLED + 1)
+    num_groups.append(gloo_groups(sorted(command.others())[1]))
     assert command.wait() == 0, command.err
+    assert 0 < max(num_groups) == num_groups[0]  # nothing is left of the generations before
     assert [event["micro_batches"] for event in events_of(run, "membership")] == [[2, 2], [2, 1, 1], [4]]
     whole = train(tmp_path / "whole", plan, "--steps", "30", "--name", "a")
     assert whole.wait() == 0, whole.err

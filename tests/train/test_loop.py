@@ -42,8 +42,7 @@ def without_ranks(evaluated: list[int]) -> Iterator[None]:
     with (
         patch.object(loop, "evaluate", evaluate),
         patch.object(loop, "Feed", lambda *_: nullcontext(MagicMock(last_wait_s=0.0))),
-        patch.object(loop, "Garbage", lambda **_: nullcontext(nothing)),
-        patch.object(loop, "compiles", lambda *_: False),
+        patch.object(loop, "Garbage", lambda: nullcontext(nothing)),
     ):
         yield
 

@@ -28,7 +28,6 @@ from meshwright.train.health.spikes import Losses, largest_parameter
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import TrainingJob
 from meshwright.train.material import Material
-from meshwright.train.model.compiled import compiles
 from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.timing import Moment, between_s
@@ -118,7 +117,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
     timer = replica.mesh.timer
     with ExitStack() as stack:
         feed = stack.enter_context(Feed(job, replica.mesh, parts.material.train, progress.samples))
-        garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
+        garbage = stack.enter_context(Garbage())
         replays = Replays(job, replica, logbook, parts.watch, parts.saves, guard)
         run = Run(progress, feed, guard, replays)
         begun = timer.moment()

@@ -1,8 +1,8 @@
 """Python's garbage collection, at fixed steps of a run.
 
 By default Python collects garbage at any time, on each rank at another time. This stops a rank for milliseconds, sometimes for tenths of a
-second, while all others wait. Here all ranks collect after the same steps, while a GPU still works on its update, and objects from before
-the first step are never searched.
+second, while all others wait. Here all ranks collect after the same steps, while a GPU still works on its update. Once the first steps are
+over, what is there stays to the end, and is searched no more.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import gc
 from types import TracebackType
 from typing import Self
 
-SETTLED = 3  # steps after which nothing more is compiled
+SETTLED = 3  # steps after which nothing more is compiled, and nothing needs the replica of the generation before (`Carry.settled`)
 EVERY = 100  # steps between two searches of all objects; new objects are searched after each step
 
 
 class Garbage:
-    """Collects garbage at fixed steps while entered. `compiles`: the first steps leave objects of the compiler, which stay to the end."""
+    """Collects garbage at fixed steps while entered."""
 
-    def __init__(self, *, compiles: bool) -> None:
-        self.compiles = compiles
+    def __init__(self) -> None:
         self._num_steps = 0
         self._was_enabled = False
 
@@ -37,7 +36,8 @@ class Garbage:
     def step(self) -> None:
         """Call this after each step."""
         self._num_steps += 1
-        if self.compiles and self._num_steps == SETTLED:
+        if self._num_steps == SETTLED:
+            gc.unfreeze()  # a replica refers to itself: that of the generation before is freed here, with its state and its groups
             gc.collect()
             gc.freeze()
         else:
