@@ -11,6 +11,7 @@ SOURCE = TESTS.parent / "src" / "meshwright"
 
 # Files that test a whole and not one module, each with what that whole is.
 OF_A_WHOLE = {
+    "benchmarks/test_attention.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_doctor.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_experts.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_faults.py": "a script of benchmarks/, which is no part of the package",
