@@ -56,7 +56,6 @@ def up(
     """
     from meshwright.cli.show import show
     from meshwright.lab import state
-    from meshwright.lab.cluster import write_description
     from meshwright.lab.description import Lab, rate_of
     from meshwright.lab.report import lab_document
 
@@ -73,8 +72,8 @@ def up(
         has_ssh=ssh,
         has_accounting=accounting,
     )
-    made = state.up(wanted)
-    path = write_description(wanted, out or state.description_path(name))
+    path = out or state.description_path(name)
+    made = state.up(wanted, description=path)
     show(lab_document(made, path), as_json=as_json)
 
 

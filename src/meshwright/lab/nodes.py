@@ -112,8 +112,8 @@ def _write_ssh(lab: Lab, at: Folder) -> None:
     write_whole(at.ssh_config, services.ssh_config(lab, at))
     write_whole(folder / "known_hosts", services.known_hosts(lab, (folder / "host_key.pub").read_text(encoding="ascii")))
     if not SSHD_FOLDER.exists():
-        SSHD_FOLDER.mkdir(mode=0o755)
         (folder / "made").touch()  # so that `remove` takes it away again
+        SSHD_FOLDER.mkdir(mode=0o755)
 
 
 def start_host(lab: Lab, at: Folder, host: Host) -> None:

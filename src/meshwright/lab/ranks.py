@@ -18,6 +18,7 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.lab.description import Host, Lab
+from meshwright.lab.guard import guarded
 from meshwright.lab.network import Command
 from meshwright.plan.plan import Plan
 from meshwright.plan.rankmap import rank_map
@@ -110,10 +111,11 @@ def run(begun: Sequence[Start], log: Path | None = None) -> int:
     """Start all ranks, wait for them, and return one exit status: that of the first rank that failed, or 0.
 
     What rank 0 prints is passed on as it is, what the others print with their host and rank before each line; or all goes to a `log`.
-    Ctrl-C and SIGTERM are forwarded as SIGTERM; a second one kills the ranks.
+    Ctrl-C and SIGTERM are forwarded as SIGTERM; a second one kills the ranks. If this process is killed, so are the ranks and all that they
+    have started.
     """
     children: list[subprocess.Popen[str]] = []
-    with _forwarding(children) as asked, open(log or os.devnull, "ab") as file:
+    with guarded(), _forwarding(children) as asked, open(log or os.devnull, "ab") as file:
         try:
             for start in begun:
                 pipe = file.fileno() if log else None if start.rank == 0 else subprocess.PIPE

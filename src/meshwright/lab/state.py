@@ -16,7 +16,9 @@ from meshwright.describe.this_machine import NAME as THIS_MACHINE
 from meshwright.errors import InputError
 from meshwright.files import read_text, write_whole
 from meshwright.lab import network, nodes, system
+from meshwright.lab.cluster import write_description
 from meshwright.lab.description import Lab, check_rate
+from meshwright.lab.guard import guarded
 
 KIND, VERSION = "meshwright lab", 1
 FOLDER = Path("/run/meshwright")  # empty after a restart of the machine, as the namespaces are gone too
@@ -102,8 +104,8 @@ def known(folder: Path = FOLDER) -> list[str]:
     return sorted(path.stem.removeprefix("lab-") for path in folder.glob("lab-*.json"))
 
 
-def up(lab: Lab, folder: Path = FOLDER) -> State:
-    """Make a lab. If that fails in the middle, all of it is removed again."""
+def up(lab: Lab, folder: Path = FOLDER, description: Path | None = None) -> State:
+    """Make a lab, and write its description as a cluster. If that fails in the middle, or is killed, all of it is removed again."""
     system.check_able()
     nodes.check_services(lab)
     there = system.namespaces(lab.prefix)
@@ -112,15 +114,17 @@ def up(lab: Lab, folder: Path = FOLDER) -> State:
         what = f"a lab named {lab.name!r} is already up" if whole else f"a lab named {lab.name!r}, or a part of one, is already there"
         fix = f"remove it with `meshwright lab down --name {lab.name}`, or choose another name: --name lab2"
         raise InputError(what, where=f"{len(there)} namespaces {lab.prefix}*", fix=fix)
-    state = State(lab=lab)
-    write_state(state, folder)
-    try:
-        system.execute_all(network.up_commands(lab))
-        if lab.has_login:
-            nodes.start(lab, nodes.folder_of(lab.name, folder))
-    except BaseException:
-        down(lab.name, folder)
-        raise
+    state, written = State(lab=lab), description or description_path(lab.name, folder)
+    with guarded("down", lab.name, str(folder.absolute()), str(written.absolute())):
+        try:
+            write_state(state, folder)
+            system.execute_all(network.up_commands(lab))
+            if lab.has_login:
+                nodes.start(lab, nodes.folder_of(lab.name, folder))
+            write_description(lab, written)
+        except BaseException:
+            down(lab.name, folder)
+            raise
     return state
 
 
@@ -140,7 +144,8 @@ def down(name: str, folder: Path = FOLDER) -> Removed:
     system.execute_all(network.down_commands(there))
     nodes.remove(nodes.folder_of(name, folder))
     for path in (description_path(name, folder), path_of(name, folder)):
-        path.unlink(missing_ok=True)
+        for draft in (path, *folder.glob(f".*.{path.name}")):  # a draft is what a killed command was writing
+            draft.unlink(missing_ok=True)
     return Removed(len(there), num_processes)
 
 
@@ -169,3 +174,13 @@ def change_link(
     found = replace(state, changed=changed)
     write_state(found, folder)
     return found
+
+
+def restore_links(before: State, folder: Path = FOLDER) -> State:
+    """Give the links of a lab the rates that they had, and cut or mend them as they were."""
+    for link in network.links(before.lab):
+        was = before.link_state(link)
+        if read_state(before.lab.name, folder).link_state(link) != was:
+            system.execute_all((*network.rate_commands(link, was.bits_per_s), *network.switch_commands(link, is_up=was.is_up)))
+    write_state(before, folder)
+    return before
