@@ -340,6 +340,7 @@ def faults(steps: Steps = 32, html: Page = None, out: Folder = Path("faults"), n
     from meshwright.cli.show import show
     from meshwright.files import check_ending
     from meshwright.lab import state, system
+    from meshwright.lab.guard import guarded
     from meshwright.lab.trials import faults as tried
     from meshwright.lab.trials_page import faults_document, trial_page
     from meshwright.report.page.shell import write_page
@@ -348,7 +349,8 @@ def faults(steps: Steps = 32, html: Page = None, out: Folder = Path("faults"), n
         check_ending(html, "the page", ".html", ".htm")
     system.check_able()
     made = state.read_state(name)
-    document = faults_document(list(tried(made, out, steps, _num_cores(), _say)), made.lab)
+    with guarded("links", name, str(state.FOLDER)):
+        document = faults_document(list(tried(made, out, steps, _num_cores(), _say)), made.lab)
     if html is not None:
         write_page(html, trial_page(document, made.lab))
     show(document.with_files({"page": html}), as_json=as_json)

@@ -36,7 +36,8 @@ ACCOUNTING_TOOLS = {
 SMALL_DATABASE = ("--innodb-log-file-size=8M", "--innodb-buffer-pool-size=32M")
 SSH_TOOLS = {"sshd": "openssh-server", **dict.fromkeys(("ssh", "ssh-keygen"), "openssh-client")}
 SSHD_FOLDER = Path("/run/sshd")  # sshd does not start without it; the system's own service makes it
-READY_S = 60.0
+READY_S = 120.0  # a quiet machine needs 5 to 15
+ANSWER_S = 15.0  # for one question to a service; then it is asked again
 POLL_S = 0.25
 NULL_DEVICE = os.makedev(1, 3)  # what stands in for a GPU: Slurm only looks whether it is a device
 # The first process of a host: it has the name and the table of hosts, starts the services, and waits for them.
@@ -188,20 +189,29 @@ def login_command(lab: Lab, at: Folder, words: tuple[str, ...]) -> Command:
 
 def node_states(lab: Lab, at: Folder) -> dict[str, str]:
     """What Slurm says of its nodes: idle, allocated, down; nothing while it does not answer."""
-    done = subprocess.run(
-        login_command(lab, at, ("sinfo", "--noheader", "--Node", "--format=%N %T")),
-        capture_output=True,
-        text=True,
-        env=environment(lab, at, os.environ),
-        timeout=system.PATIENCE_S,
-    )
-    rows = [line.split() for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    done = _asked(lab, at, ("sinfo", "--noheader", "--Node", "--format=%N %T"))
+    rows = [line.split() for line in done.stdout.splitlines()] if done and done.returncode == 0 else []
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def _answers(lab: Lab, at: Folder, host: Host) -> bool:
-    words = login_command(lab, at, ("ssh", "-F", str(at.ssh_config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", str(host), "true"))
-    return subprocess.run(words, capture_output=True, env=environment(lab, at, os.environ), timeout=system.PATIENCE_S).returncode == 0
+    done = _asked(lab, at, ("ssh", "-F", str(at.ssh_config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", str(host), "true"))
+    return done is not None and done.returncode == 0
+
+
+def _asked(lab: Lab, at: Folder, words: tuple[str, ...]) -> subprocess.CompletedProcess[str] | None:
+    """A command on the login host that has ended; None if it has not within a while, as on a machine that has too much to do."""
+    try:
+        return subprocess.run(
+            login_command(lab, at, words),
+            capture_output=True,
+            text=True,
+            env=environment(lab, at, os.environ),
+            timeout=ANSWER_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _wait(is_ready: Callable[[], bool], what: str, log: Path) -> None:

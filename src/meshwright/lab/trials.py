@@ -12,7 +12,6 @@ import numpy as np
 from meshwright.errors import InputError
 from meshwright.lab import state
 from meshwright.lab.description import Lab
-from meshwright.lab.guard import guarded
 from meshwright.lab.paced import WARM_STEPS, Steps, after, pace_of, paced_forecast, run_paced
 from meshwright.plan.plan import plan_of
 from meshwright.predict.forecast import Forecast
@@ -81,15 +80,6 @@ def faults(made: state.State, folder: Path, num_steps: int, num_cores: int, repo
     check_steps(num_steps, WARM_STEPS + 2 * LEAST_STEPS + SETTLE_STEPS)
     forecast = paced_forecast(lab)
     as_it_is = simulated_s(forecast, folder, "as-it-is")
-    with guarded("links", lab.name, str(state.FOLDER)):
-        yield from _broken(made, forecast, folder, num_steps, num_cores, as_it_is, report)
-
-
-def _broken(
-    made: state.State, forecast: Forecast, folder: Path, num_steps: int, num_cores: int, as_it_is: float, report: Report
-) -> Iterator[Fault]:
-    """One run for each fault."""
-    lab = made.lab
     for name, words, simulated, strike, mend in _kinds(made, forecast, folder):
         report(f"{words}, in the middle of {num_steps} steps of about {forecast.step_s:.2f} s")
         pace, middle = pace_of(forecast, num_steps), num_steps // 2
