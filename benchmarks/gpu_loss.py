@@ -3,8 +3,8 @@
     python benchmarks/gpu_loss.py --trials 3
 
 Two replicas of one rank share the first GPU (`--ranks-per-gpu 2`: docs/gpus.md says which NCCL this needs), or have one each
-(`--ranks-per-gpu 1`). One is killed (SIGKILL) in the middle of a run. On a GPU the state comes from copies in host memory, which are made
-after every step. Without a GPU the script says so and ends.
+(`--ranks-per-gpu 1`). One is killed (SIGKILL) in the middle of a run. The state stays in the memory of the
+GPU; with ZeRO a copy of each rank's part is at the other one, in host memory. Without a GPU the script says so and ends.
 """
 
 from __future__ import annotations

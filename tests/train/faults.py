@@ -167,8 +167,8 @@ def read_late() -> None:
         else:
             apply(self, learning_rate, float(scale))
 
-    def made(self: Any, *arguments: Any) -> None:
-        make(self, *arguments)
+    def made(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
         self.is_late = True
 
     AdamW.step, loop.Replica.__init__ = launched, made  # type: ignore[method-assign]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -73,3 +75,19 @@ def test_what_rides_with_the_sums_arrives_once() -> None:
     found = Sums(totals, totals, None, NOMINAL, 2, Guest(), Marks())
     assert found.result() == found.result() == sums(96.0, 32.0, 25.0).result()
     assert arrived == [rows]
+
+
+class Arrived:
+    """The event of a device, at which a copy to the host has ended."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_sums_of_a_rank_that_was_cut_off_are_not_read() -> None:
+    """A communicator that is aborted ends as if all were well, and leaves anything in its buffers."""
+    arrived: Any = Arrived()
+    whole = replace(sums(96.0, 32.0, 25.0), arrived=arrived)
+    assert whole.result() == sums(96.0, 32.0, 25.0).result()
+    with pytest.raises(RuntimeError, match="connections to other ranks were cut"):
+        replace(sums(96.0, 32.0, 25.0), arrived=arrived, is_cut=lambda: True).result()

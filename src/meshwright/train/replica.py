@@ -55,9 +55,12 @@ Fill = Callable[[Piece], None]
 
 
 class Replica:
-    """This rank's chunks of the model, and what is needed to train them."""
+    """This rank's chunks of the model, and what is needed to train them.
 
-    def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training, seed: int = 0) -> None:
+    `reads_late`: whether a GPU may be given the next step before the host has read the sums of this one.
+    """
+
+    def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training, seed: int = 0, *, reads_late: bool = True) -> None:
         layout, adapters = mesh.layout, workload.adapters
         if workload.global_batch % (layout.dp * layout.micro_batch) == 0:  # a run that has lost a replica deals its batch unevenly
             check_trainable(model, workload, layout)
@@ -101,12 +104,13 @@ class Replica:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
         self._owes_trial = mesh.device.type == "cuda" and layout.pp > 1
-        self.is_late = self.optimizer.scales_on_device  # whether results of a step are read while the next one runs
+        self.is_late = reads_late and self.optimizer.scales_on_device  # whether results of a step are read while the next one runs
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)  # on the device: a step gave no numbers
         self._digests = Digests(self._equal_tensors())
         self._peaks = UsualPeaks()
         self.gate: Gate | None = None  # decides which steps are applied; None: all that are finite
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
+        self.is_cut: Callable[[], bool] = bool  # whether this rank was cut off from the others, because replicas change
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
         self.wants_change: Callable[[], bool] = bool  # whether replicas are to join or leave: likewise
@@ -224,7 +228,9 @@ class Replica:
             correct=correct,
             changes=self.wants_change(),
         )
-        return send(own, self.mesh, self.workload.tokens_per_step, rider)
+        sums = send(own, self.mesh, self.workload.tokens_per_step, rider)
+        sums.is_cut = self.is_cut
+        return sums
 
     def _apply(self, learning_rate: float, scale: float | Tensor) -> None:
         with self.mesh.timer.part("optimizer"), torch.no_grad():

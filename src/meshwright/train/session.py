@@ -184,7 +184,10 @@ def _train(
     with _recorded(job, place, recorder, regroup):
         log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(material.train), machine))
         log.init_start()
-        replica = Replica(job.plan.model, job.plan.workload, mesh, job.training, job.seed)
+        # Where replicas may be lost, no update is launched before its sums have arrived: so the state is always that of a whole step.
+        replica = Replica(job.plan.model, job.plan.workload, mesh, job.training, job.seed, reads_late=regroup is None)
+        if regroup:
+            replica.is_cut = regroup.is_cut
         marks_of_run = digests(job, material.digest)
         progress = _begin(job, replica, marks_of_run, place, regroup)
         is_open.set()

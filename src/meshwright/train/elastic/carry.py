@@ -67,7 +67,7 @@ class Holding:
             "generation": self.generation,
             "dp": mesh.layout.dp,
             "index": mesh.dp.index,
-            "step": -1 if self.replica.is_late else self.progress.step,
+            "step": self.progress.step,
             "samples": self.progress.samples,
             "copies": steps,
             "adopted": sorted(self.adopted),
@@ -131,7 +131,7 @@ def _live(generation: int, held: Mapping[int, Mapping[str, Any]], layout: Layout
     holders = {rank: int(one["index"]) for rank, one in held.items()}
     adopted = {rank: [int(index) for index in one["adopted"]] for rank, one in held.items()}
     present = {*holders.values(), *(index for indices in adopted.values() for index in indices)}
-    if step < 0 or not whole_groups(layout_with(layout, dp), present):
+    if not whole_groups(layout_with(layout, dp), present):
         return None
     return Choice(generation=generation, dp=dp, step=step, samples=samples, from_copies=False, holders=holders, adopted=adopted)
 

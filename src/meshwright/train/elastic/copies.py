@@ -1,7 +1,7 @@
 """Checkpoints in memory: every few steps each rank keeps its state in host memory, and a copy of it at a rank of the next replica.
 
 They are needed where the optimizer's state is divided among replicas (ZeRO) and no second group holds it: when a replica is lost, its part
-of the state is at the replica after it. On a GPU they are needed always, because a step that is cut off there leaves no state to trust.
+of the state is at the replica after it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Copies:
 def copies_for(replica: Replica, every: int) -> Copies | None:
     """Checkpoints in memory, if this layout needs them."""
     layout = replica.mesh.layout
-    if layout.dp == 1 or every == 0 or (has_second_copy(layout) and not replica.is_late):
+    if layout.dp == 1 or every == 0 or has_second_copy(layout):
         return None
     return Copies(replica, every)
 

@@ -161,7 +161,8 @@ def abort_communicators() -> bool:
     """Abort the NCCL communicators of this process; whether it had any.
 
     A kernel of NCCL that waits for a rank which has gone never ends by itself, and the main thread waits for it. What such a kernel leaves
-    in its buffers is not used: on a GPU only copies in host memory are taken over (`Holding.said`).
+    in its buffers is not used: the host reads the sums of a step before it launches the update, and drops them if it was cut off
+    meanwhile (`Sums.values`).
     """
     if not dist.is_initialized() or dist.get_backend() != "nccl":
         return False
