@@ -18,7 +18,7 @@ from typing import Any
 import faults
 import numpy as np
 import pytest
-from small_run import EVALUATION, MODEL, Command, Small, events_of, last_step, session, start, steps_of, tensors_of, train, until
+from small_run import EVALUATION, MODEL, Command, Small, events_of, free_port, last_step, session, start, steps_of, tensors_of, train, until
 
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
@@ -232,6 +232,59 @@ def test_replicas_join_and_leave_a_run_that_trains(small: Small, tmp_path: Path)
     assert whole.wait() == 0, whole.err
     losses = [step["loss"] for step in steps_of(run)]
     assert losses == pytest.approx([step["loss"] for step in steps_of(tmp_path / "whole" / "runs" / "a")], rel=1e-5)
+
+
+@pytest.fixture
+def on_two_nodes(small: Small, tmp_path: Path) -> Callable[..., Command]:
+    """Starts the supervisor of a node, of two: `tag` tells several starts of one node apart."""
+    secret, port = tmp_path / "secret", free_port()
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    secret.chmod(0o600)
+    plan = small.plan_file(tmp_path / "plan.json", "dp=2,zero=1")
+    meeting = ("--nodes", "2", "--meet", f"127.0.0.2:{port}", "--secret", secret, "--rendezvous-timeout", "120")
+
+    def started(node: int, *more: str, tag: str = "") -> Command:
+        given = ["train", plan, "--name", "a", "--runs", tmp_path / "runs", "--keep-going", "--node", str(node), *meeting, *more]
+        threads = {"OMP_NUM_THREADS": "1"}  # as in the run on one machine that it is compared with
+        return start(tmp_path / f"node{node}{tag}", given, before=faults.slow_steps, with_=(SLOW_S,), environment=threads)
+
+    return started
+
+
+def test_a_run_on_two_nodes_does_without_one_of_them(on_two_nodes: Callable[..., Command], tmp_path: Path) -> None:
+    run, more = tmp_path / "runs" / "a", ("--checkpoint-every", "30", "--steps", "16")
+    leader, other = on_two_nodes(0, *more), on_two_nodes(1, *more)
+    leader.step(run, 3)
+    for pid in session(other.pid):  # the supervisor and its rank: the power of the node is gone
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: events_of(run, "incident"), lambda: leader.err, leader)
+    back = on_two_nodes(1, *more, tag="again")
+    assert leader.wait() == 0, leader.err
+    assert back.wait() == 0, back.err
+    (incident,) = events_of(run, "incident")
+    assert (incident["reason"], incident["action"]) == ("node", "went on with 1 of 2 replicas")
+    assert incident["num_lost_steps"] <= 1 and incident["message"].startswith("node 1 (127.0.0.")
+    assert [event["reason"] for event in events_of(run, "membership")][:3] == ["start", "lost", "joined"]
+    assert [step["samples"] for step in steps_of(run)] == [8 * step for step in range(1, 17)]
+    clean = train(tmp_path / "clean", tmp_path / "plan.json", "--name", "a", "--keep-going", "--memberships", run, *more)
+    assert clean.wait() == 0, clean.err
+    assert same_tensors(name_of(run, 16), name_of(tmp_path / "clean" / "runs" / "a", 16))
+
+
+def test_a_run_goes_on_from_a_checkpoint_when_its_leading_node_is_started_again(
+    on_two_nodes: Callable[..., Command], tmp_path: Path
+) -> None:
+    run, more = tmp_path / "runs" / "a", ("--checkpoint-every", "2", "--steps", "10", "--resume-if-exists")
+    leader, other = on_two_nodes(0, *more), on_two_nodes(1, *more)
+    leader.step(run, 5)
+    for pid in session(leader.pid):
+        os.kill(pid, signal.SIGKILL)
+    again = on_two_nodes(0, *more, tag="again")
+    assert again.wait() == 0, again.err
+    assert other.wait() == 0, other.err
+    assert "lost the leading supervisor" in other.err
+    assert re.search(r"continuing from step-0000000[24]", again.out)
+    assert [step["samples"] for step in steps_of(run)] == [8 * step for step in range(1, 11)]
 
 
 def test_a_fault_that_comes_again_ends_a_run_that_keeps_going(small: Small, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from meshwright.cli.train_arguments import Wishes
@@ -14,6 +14,7 @@ from meshwright.record.request import taken_request
 from meshwright.record.run import Run, read_run
 
 if TYPE_CHECKING:
+    from meshwright.train.elastic.nodes import Nodes
     from meshwright.train.incidents import Incident, Incidents
     from meshwright.train.job import TrainingJob
     from meshwright.train.launch import Failure
@@ -70,6 +71,17 @@ class Faults:
 
 
 def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
+    """Run the replicas, here or on several nodes, until the run ends or nothing helps; the exit status."""
+    if not wishes.meet:
+        return _kept_going(wishes, job, is_gpu, verb, None)
+    from meshwright.cli.several_nodes import met
+
+    with met(wishes, job) as meeting:
+        meeting.code = _kept_going(wishes, job, is_gpu, verb, meeting.nodes)
+        return meeting.code
+
+
+def _kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb, nodes: Nodes | None) -> int:
     """Run the replicas; start all ranks again from the newest complete checkpoint if none is left, until the run ends or nothing helps."""
     from meshwright.train.record.ending import record_surrender
 
@@ -81,7 +93,7 @@ def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> in
         )
     faults = Faults(job)
     while True:
-        code, failure = run_replicas(job, is_gpu, faults) if replicas_may_go(job) else run_once(job, is_gpu)
+        code, failure = run_replicas(job, is_gpu, faults, nodes) if replicas_may_go(job) else run_once(job, is_gpu)
         if failure is None or failure.reason == "interrupt" or job.memberships:  # a list of memberships begins with the first step
             return code
         if not (job.folder / "steps.jsonl").is_file() and not _starts_again(faults, failure):
@@ -105,12 +117,14 @@ def replicas_may_go(job: TrainingJob) -> bool:
     return job.plan.model.experts is None or job.plan.layout.dp == 1
 
 
-def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, Failure | None]:
+def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults, nodes: Nodes | None = None) -> tuple[int, Failure | None]:
     """Run the replicas of a job until it ends; the exit status, and why they ended too early."""
     from meshwright.train.elastic.supervisor import Supervisor
     from meshwright.train.generations import run_member
     from meshwright.train.record.ending import record_end
 
+    if nodes is not None:
+        nodes.terms = {"resume": job.resume, "after": asdict(job.after) if job.after else None}
     supervisor = Supervisor(
         job.plan.layout,
         lambda member: run_member(member, job, is_gpu),
@@ -118,6 +132,7 @@ def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults) -> tuple[int, F
         lambda: taken_request(job.folder),
         job.memberships,
         job.stall_timeout_s,
+        nodes,
     )
     try:
         code, failure = supervisor.run()

@@ -52,6 +52,15 @@ Memberships = Annotated[
         show_default=False,
     ),
 ]
+Nodes = Annotated[
+    int, typer.Option(metavar="N", min=1, help="With --keep-going: nodes that the plan is dealt to; started on each of them.")
+]
+Node = Annotated[
+    int, typer.Option(metavar="I", min=0, help="Number of this node: 0 leads the others; from N on, it is a spare for a node that is lost.")
+]
+Meet = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: an address of node 0 that all of them reach.", show_default=False)
+]
 Benchmark = Annotated[str, typer.Option(metavar="NAME", help="Name of the benchmark in the MLPerf log; an official one is checked.")]
 CheckpointEvery = Annotated[
     int | None,

@@ -62,6 +62,9 @@ class Wishes:
     profile: str = ""
     resume_if_exists: bool = False
     keep_going: bool = False
+    nodes: int = 1
+    node: int = 0
+    meet: str = ""
     memory_every: int = 1
     memberships: Path | None = None
     ranks_per_gpu: int = 1

@@ -25,6 +25,7 @@ from meshwright.errors import InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
+from meshwright.plan.export.hostfile import Seats
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
 from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.software import on_profile, software
@@ -74,8 +75,14 @@ def run(wishes: Wishes, verb: Verb | None = None) -> int:
     from meshwright.train.checks import check_job
     from meshwright.train.folders import check_folder
 
-    if is_launched(os.environ):
+    if is_launched(os.environ) and not wishes.meet:
         return run_launched(wishes, verb)
+    if wishes.meet or "nodes" in wishes.given:
+        from meshwright.cli.several_nodes import checked, follow_run
+
+        checked(wishes)
+        if wishes.node:
+            return follow_run(wishes, verb)
     wishes = settled(wishes)
     if wishes.name:
         check_folder(wishes.runs, wishes.name, resume=wishes.resume)  # before a plan is made, because that takes a while
@@ -86,12 +93,12 @@ def run(wishes: Wishes, verb: Verb | None = None) -> int:
     is_gpu = on_gpus(job.plan)
     check_job(job, reads_corpus=True)
     check_folder(job.runs, job.name, resume=job.resume)
-    check_place(job.plan, job.plan.layout.num_ranks, is_gpu, job.ranks_per_gpu)
+    check_place(job.plan, job.plan.layout.num_ranks, is_gpu, job.ranks_per_gpu, local_ranks(job.plan, wishes))
     if verb.measures and wants_profile(wishes, job.plan):
         job = with_measured_plan(job, wishes)
     show_start(job, layout_reason(wishes, job.plan, verb.reason))
     # Torch is loaded from here on, which takes seconds: mistakes on the command line have been reported before.
-    _check_with_torch(job)
+    check_with_torch(job)
     code = _kept_going(wishes, job, is_gpu, verb) if wishes.keep_going else run_once(job, is_gpu)[0]
     if code and code != INTERRUPTED and not job.resume:  # an interrupted run is kept: the next --resume must not take an older run
         discard_unstarted(job.folder)
@@ -167,7 +174,7 @@ def run_launched(wishes: Wishes, verb: Verb) -> int:
         raise InputError("ranks that a launcher starts cannot start others again", where="--keep-going", fix=fix)
     secret = b""
     try:
-        secret = _secret(wishes)
+        secret = secret_of(wishes)
         wishes = settled(wishes)
         job = verb.job_of(wishes)
         if is_over(wishes):
@@ -175,7 +182,7 @@ def run_launched(wishes: Wishes, verb: Verb) -> int:
         is_gpu = on_gpus(job.plan)
         material = check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
-        _check_with_torch(job)
+        check_with_torch(job)
     except InputError as error:
         if is_first or is_retried(os.environ):  # torchrun ends rank 0 with the first rank that fails, perhaps before it has printed
             raise
@@ -209,7 +216,7 @@ def run_launched(wishes: Wishes, verb: Verb) -> int:
     return 0
 
 
-def _secret(wishes: Wishes) -> bytes:
+def secret_of(wishes: Wishes) -> bytes:
     """The secret of the job; empty if none was given."""
     if not wishes.secret:
         return b""
@@ -218,7 +225,7 @@ def _secret(wishes: Wishes) -> bytes:
     return read_secret(wishes.secret)
 
 
-def _check_with_torch(job: TrainingJob) -> None:
+def check_with_torch(job: TrainingJob) -> None:
     """The checks that need torch, which takes seconds to load: the others have been made before."""
     from meshwright.train.saves import check_steps
 
@@ -508,7 +515,29 @@ def share_gpus(job: TrainingJob) -> None:
     allow_sharing(os.environ)
 
 
-def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1) -> None:
+def local_ranks(plan: Plan, wishes: Wishes) -> int:
+    """The ranks of the plan that run on this node; a spare may have to run those of the largest."""
+    sizes = node_sizes(plan, wishes.nodes)
+    return sizes[wishes.node] if wishes.node < len(sizes) else max(sizes)
+
+
+def node_sizes(plan: Plan, num_nodes: int) -> list[int]:
+    """The number of ranks of each node: as the plan's rank map has it, or else the same number for all but the last."""
+    sizes = Seats.of(plan).sizes
+    if num_nodes == len(sizes):
+        return sizes
+    num_ranks = plan.layout.num_ranks
+    size = -(-num_ranks // num_nodes)
+    if size * (num_nodes - 1) >= num_ranks:
+        raise InputError(
+            f"{num_ranks} ranks cannot be dealt to {num_nodes} nodes",
+            where=f"--nodes {num_nodes}",
+            fix=f"the plan has them on {len(sizes)}",
+        )
+    return [min(size, num_ranks - first) for first in range(0, num_ranks, size)]
+
+
+def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1, num_local: int = 0) -> None:
     """Raise an error if the plan does not fit this machine; it says what the plan needs and what is here."""
     if num_ranks != plan.layout.num_ranks:
         raise InputError(
@@ -525,8 +554,8 @@ def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1
             )
         return
     here = len(gpu_names())  # not torch's count: after that call, forked ranks could not use a GPU
-    local_ranks = min(plan.layout.num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", plan.layout.num_ranks)))
-    needed = -(-local_ranks // ranks_per_gpu)
+    num_local = num_local or min(plan.layout.num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", plan.layout.num_ranks)))
+    needed = -(-num_local // ranks_per_gpu)
     if here < needed:
         kind = plan.cluster.accelerator.name
         raise InputError(

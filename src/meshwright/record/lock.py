@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -14,6 +15,7 @@ from meshwright.files import refusal
 from meshwright.storage.lease import Held as Held
 
 LOCK = ".lock"
+LOOK_S = 0.05  # between two attempts
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)  # errors of a disk without locks: then the lock cannot be checked
 
 
@@ -24,15 +26,15 @@ class RunLock:
         self._fd: int | None = fd
 
     @classmethod
-    def take(cls, folder: Path) -> Self:
-        """Take the lock of the run in `folder`, which is created if missing; an error if another process holds it."""
+    def take(cls, folder: Path, waits_s: float = 0.0) -> Self:
+        """Take the lock of the run in `folder`, which is created if missing; an error if another process holds it for so long."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise refusal("cannot lock the run's folder", folder, error) from None
         try:
-            _lock(fd, folder)
+            _lock(fd, folder, waits_s)
         except BaseException:
             os.close(fd)
             raise
@@ -56,9 +58,13 @@ class RunLock:
         self.release()
 
 
-def _lock(fd: int, folder: Path) -> None:
+def _lock(fd: int, folder: Path, waits_s: float) -> None:
+    until_s = time.monotonic() + waits_s
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while not _is_locked(fd):
+            if time.monotonic() >= until_s:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(LOOK_S)
     except BlockingIOError:
         holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
         raise Held(
@@ -69,6 +75,13 @@ def _lock(fd: int, folder: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise refusal("cannot lock the run's folder", folder, error) from None
+
+
+def _is_locked(fd: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def is_held(folder: Path) -> bool:

@@ -144,15 +144,15 @@ def _values(place: Place, keys: Sequence[str]) -> list[str]:
     return [place.control.get(key).decode() for key in keys]
 
 
-def disagreement(own: Mapping[str, str], others: Mapping[int, Mapping[str, str]]) -> InputError:
-    """The error for ranks that differ from rank 0, with what differs in words."""
+def disagreement(own: Mapping[str, str], others: Mapping[int, Mapping[str, str]], kind: str = "rank") -> InputError:
+    """The error for ranks (or nodes: `kind`) that differ from number 0, with what differs in words."""
     troubled = {rank: facts["trouble"] for rank, facts in others.items() if "trouble" in facts}
     if troubled:
         rank = min(troubled)
-        more = f" ({len(troubled) - 1} other ranks report a problem too)" if len(troubled) > 1 else ""
+        more = f" ({len(troubled) - 1} other {kind}s report a problem too)" if len(troubled) > 1 else ""
         return InputError(
-            f"rank {rank} cannot start, and rank 0 can: {troubled[rank].splitlines()[0]}{more}",
-            where=f"the node of rank {rank}",
+            f"{kind} {rank} cannot start, and {kind} 0 can: {troubled[rank].splitlines()[0]}{more}",
+            where=f"the node of rank {rank}" if kind == "rank" else f"{kind} {rank}",
             fix="make that node like the others, or leave it out",
         )
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -161,15 +161,15 @@ def disagreement(own: Mapping[str, str], others: Mapping[int, Mapping[str, str]]
             if facts.get(key) != own.get(key):
                 found[key][facts.get(key, "none")].append(rank)
     sentences = [
-        f"{ranks_in_words(ranks)} {'has' if len(ranks) == 1 else 'have'} {in_words(key)} {value}, rank 0 has {own.get(key, 'none')}"
+        f"{ranks_in_words(ranks, kind)} {'has' if len(ranks) == 1 else 'have'} {in_words(key)} {value}, {kind} 0 has {own.get(key, 'none')}"
         for key in sorted(found, key=_order)
         for value, ranks in found[key].items()
     ]
     more = f"; and {len(sentences) - MOST_NAMED} more differences" if len(sentences) > MOST_NAMED else ""
     return InputError(
-        f"the ranks would not train the same run: {'; '.join(sentences[:MOST_NAMED])}{more}",
+        f"the {kind}s would not train the same run: {'; '.join(sentences[:MOST_NAMED])}{more}",
         where="the start of the run",
-        fix="start all ranks with the same plan, corpus, code, options and versions",
+        fix=f"start all {kind}s with the same plan, corpus, code, options and versions",
     )
 
 
@@ -186,12 +186,12 @@ def in_words(key: str) -> str:
     return key.removeprefix("option ")
 
 
-def ranks_in_words(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int], kind: str = "rank") -> str:
     """Ranks in a phrase: `rank 3`, `ranks 2, 3 and 9 more`."""
     if len(ranks) == 1:
-        return f"rank {ranks[0]}"
+        return f"{kind} {ranks[0]}"
     shown = ", ".join(map(str, ranks[:8])) if len(ranks) > 8 else ", ".join(map(str, ranks[:-1]))
-    return f"ranks {shown} and {f'{len(ranks) - 8} more' if len(ranks) > 8 else ranks[-1]}"
+    return f"{kind}s {shown} and {f'{len(ranks) - 8} more' if len(ranks) > 8 else ranks[-1]}"
 
 
 def needs_shared_folder(job: TrainingJob) -> bool:

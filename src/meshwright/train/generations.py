@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
+from meshwright.train.agreement import check_shared
 from meshwright.train.checks import check_job
 from meshwright.train.elastic.carry import Carry, Uncovered
 from meshwright.train.elastic.member import ANSWER_S, BOUNDARY, HANG, LOST, READY, UNCOVERED, Announcement, Member, Missing, wait_for_all
@@ -63,15 +64,14 @@ def _run(regroup: Regroup, job: TrainingJob, is_gpu: bool) -> str:
     if place.rank == 0 and not regroup.is_first and not regroup.carry.holdings:  # newcomers are last, so no rank has a state
         raise Uncovered("no rank has a state yet", where="the start of the run", fix="start the ranks again")
     wait_for_all(place, max(LEAST_MEETING_S, job.stall_timeout_s))
+    if regroup.is_first and regroup.member.has_others:  # any node may come to write the records
+        check_shared(place, job.remote or job.runs)
     return run_rank(place, now, is_gpu, regroup)
 
 
 def _incident(announced: Announcement) -> Incident | None:
     """What broke before this generation."""
-    if announced.incident is None:
-        return None
-    times_s = {int(step): float(seconds) for step, seconds in announced.incident["step_times_s"].items()}
-    return Incident(**{**announced.incident, "step_times_s": times_s})
+    return None if announced.incident is None else Incident.from_json(announced.incident)
 
 
 def _leave_groups() -> None:

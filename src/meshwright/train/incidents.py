@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 MOST_INCIDENTS = 1000  # in one command
 LASTING = ("input", "interrupt")  # reasons that do not pass: wrong input, and a user who stops the run
@@ -25,7 +26,7 @@ class Incident:
     """One fault of a run."""
 
     number: int  # from 1
-    reason: str  # exception, exit, signal, hang or connection
+    reason: str  # exception, exit, signal, hang, connection or node
     rank: int | None  # None: not known, or all
     step: int  # steps done when it happened
     message: str  # what broke, in one line
@@ -35,6 +36,11 @@ class Incident:
     from_outside: bool = False  # a process was killed or stopped, or a connection was lost: no sign of a fault of the program
     saved_step: int = -1  # of the newest checkpoint then, if all ranks are started again
     step_times_s: Mapping[int, float] = field(default_factory=dict)  # of the steps on record, by number: those after a checkpoint are lost
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Incident:
+        """An incident as another process has sent it."""
+        return cls(**{**entry, "step_times_s": {int(step): float(seconds) for step, seconds in entry["step_times_s"].items()}})
 
     def lost(self, restarted_step: int) -> tuple[int, float]:
         """How many steps are lost if the run goes on after `restarted_step`, and how many seconds they took."""

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch.distributed as dist
 
@@ -115,7 +114,7 @@ def agreed_by_all(place: Place, what: str, trouble: str) -> str:
 class Failure:
     """Why the ranks ended too early, as seen by the process that started them."""
 
-    reason: str  # exception, input, exit, signal, hang, connection or interrupt
+    reason: str  # exception, input, exit, signal, hang, connection, node or interrupt
     rank: int | None  # the rank that ended first; None: all of them, or not known
     message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
@@ -123,14 +122,62 @@ class Failure:
     from_outside: bool = False  # it says nothing about the program: a process was killed or stopped, or a connection was lost
 
 
+class Process(Protocol):
+    """The process of a rank: one that this process has forked, or one that the supervisor of another node has (`elastic.nodes`)."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number on this machine; None: it is on another one, or was not started."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it ended; None: it has not."""
+
+    @property
+    def sentinel(self) -> int:
+        """What becomes readable when it ends."""
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+
+    def kill(self) -> None:
+        """End it now."""
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+
+
+class Hearing(Protocol):
+    """What a rank says."""
+
+    def fileno(self) -> int:
+        """What becomes readable when it says something."""
+
+    def poll(self) -> bool:
+        """Whether it has said something."""
+
+    def recv(self) -> Any:
+        """What it said."""
+
+
+class Telling(Protocol):
+    """The way to tell a rank something."""
+
+    def send(self, obj: Any) -> None:
+        """Tell it."""
+
+
 @dataclass(slots=True)
 class Child:
     """The process of one rank, and the pipe through which it reports how it ended."""
 
     rank: int
-    process: ForkProcess
-    end: Connection
-    ask: Connection  # through which it learns that another rank has failed
+    process: Process
+    end: Hearing
+    ask: Telling  # through which it learns that another rank has failed
     verdict: str = ""  # done, cause or effect; empty: it ended without a message
     message: str = ""
     was_ended: bool = False  # whether this process ended it

@@ -47,58 +47,21 @@ def _key(secret: bytes, purpose: str) -> bytes:
     return hmac.new(secret, f"meshwright {purpose}".encode(), hashlib.sha256).digest()
 
 
-class SealedStore:
-    """A store that seals what it is given, and opens what it reads."""
+class Seal:
+    """Seals values, and opens them again. A seal is bound to the key of its value and to the name of what it belongs to."""
 
-    def __init__(self, store: dist.Store, secret: bytes = b"", name: str = "") -> None:
-        self._store, self._secret, self._name = store, secret, name
+    def __init__(self, secret: bytes, name: str) -> None:
+        self._name = name
         self._hiding, self._binding = _key(secret, "hiding"), _key(secret, "binding")
 
-    def apart(self, prefix: str, timeout_s: float) -> SealedStore:
-        """The same store below a prefix, over a connection of its own: a slow answer never holds up another thread."""
-        own: dist.Store = self._store.clone()  # type: ignore[attr-defined]  # torch has it and its types do not
-        own.set_timeout(timedelta(seconds=timeout_s))
-        return SealedStore(dist.PrefixStore(prefix, own), self._secret, f"{self._name}/{prefix}")
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
-        self._store.set(key, self._sealed(key, value))  # type: ignore[arg-type]  # torch's types ask for a text; it takes bytes
-
-    def get(self, key: str) -> bytes:
-        """The value of a key; `Forged` if somebody else has written it."""
-        found = self._opened(key, bytes(self._store.get(key)))
-        if found is None:
-            raise Forged(
-                "a value in the store of the ranks was written by a process that does not have the secret of the job",
-                where=key,
-                fix="another user or job reaches the port at which the ranks meet: choose another port, and close the network to others",
-            )
-        return found
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values of keys; None where somebody else has written it."""
-        return [self._opened(key, bytes(value)) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there, whoever has written them."""
-        return bool(self._store.check(list(keys)))
-
-    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Wait until all keys are there; RuntimeError after the time."""
-        self._store.wait(list(keys), timeout)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write `desired` if the key has the value `expected` or, for an empty one, is not there; return what it has then."""
-        before = self._sealed(key, expected) if self._store.check([key]) else b""
-        found = bytes(self._store.compare_set(key, before, self._sealed(key, desired)))  # type: ignore[arg-type]  # bytes work as well
-        return self._opened(key, found) or b""
-
-    def _sealed(self, key: str, value: str | bytes) -> bytes:
+    def sealed(self, key: str, value: str | bytes) -> bytes:
+        """A value that only those who have the secret can read, or can have written."""
         plain = value.encode() if isinstance(value, str) else value
         tag = self._tag(key, plain)
         return tag + self._hidden(tag, plain)
 
-    def _opened(self, key: str, data: bytes) -> bytes | None:
+    def opened(self, key: str, data: bytes) -> bytes | None:
+        """The value; None if it was not sealed for this key by somebody who has the secret."""
         tag, hidden = data[:TAG_BYTES], data[TAG_BYTES:]
         plain = self._hidden(tag, hidden)
         return plain if hmac.compare_digest(tag, self._tag(key, plain)) else None
@@ -110,6 +73,53 @@ class SealedStore:
     def _hidden(self, tag: bytes, data: bytes) -> bytes:
         stream = hashlib.shake_256(self._hiding + tag).digest(len(data))
         return bytes(one ^ other for one, other in zip(data, stream, strict=True))
+
+
+class SealedStore:
+    """A store that seals what it is given, and opens what it reads."""
+
+    def __init__(self, store: dist.Store, secret: bytes = b"", name: str = "") -> None:
+        self._store, self._secret, self._name = store, secret, name
+        self._seal = Seal(secret, name)
+
+    def apart(self, prefix: str, timeout_s: float) -> SealedStore:
+        """The same store below a prefix, over a connection of its own: a slow answer never holds up another thread."""
+        own: dist.Store = self._store.clone()  # type: ignore[attr-defined]  # torch has it and its types do not
+        own.set_timeout(timedelta(seconds=timeout_s))
+        return SealedStore(dist.PrefixStore(prefix, own), self._secret, f"{self._name}/{prefix}")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._store.set(key, self._seal.sealed(key, value))  # type: ignore[arg-type]  # torch's types ask for a text; it takes bytes
+
+    def get(self, key: str) -> bytes:
+        """The value of a key; `Forged` if somebody else has written it."""
+        found = self._seal.opened(key, bytes(self._store.get(key)))
+        if found is None:
+            raise Forged(
+                "a value in the store of the ranks was written by a process that does not have the secret of the job",
+                where=key,
+                fix="another user or job reaches the port at which the ranks meet: choose another port, and close the network to others",
+            )
+        return found
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values of keys; None where somebody else has written it."""
+        return [self._seal.opened(key, bytes(value)) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there, whoever has written them."""
+        return bool(self._store.check(list(keys)))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        """Wait until all keys are there; RuntimeError after the time."""
+        self._store.wait(list(keys), timeout)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write `desired` if the key has the value `expected` or, for an empty one, is not there; return what it has then."""
+        before = self._seal.sealed(key, expected) if self._store.check([key]) else b""
+        found = bytes(self._store.compare_set(key, before, self._seal.sealed(key, desired)))  # type: ignore[arg-type]  # bytes work as well
+        return self._seal.opened(key, found) or b""
 
 
 def read_secret(path: Path) -> bytes:

@@ -65,6 +65,7 @@ KEPT_AFTER_ERRORS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 # Messages between stages have a communicator for each direction, so torch's warning that they wait for one another does not apply.
 OWN_LANES = ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
+LOCK_S = 5.0  # in which the last writer of the records must have ended
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
 
@@ -81,7 +82,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
     device = torch.device("cuda", place.local_rank // job.ranks_per_gpu) if is_gpu else torch.device("cpu")
     if is_gpu and job.layout.pp > 1 and job.layout.zero_stage == 3:
         os.environ.setdefault(*LOADED_KERNELS)
-    _claim(device, place, job.plan.layout.num_ranks if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
+    _claim(device, place, regroup.member.num_sharing if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
     if is_gpu and regroup:
         os.environ.setdefault(*KEPT_AFTER_ERRORS)
@@ -122,7 +123,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
         recorder.groups = mesh.made
         port = place.port if place.rank == 0 else 0
         watched = port_watched(port, place.num_ranks, _noting(job), is_sealed=bool(place.secret))
-        with _locked(job, place) as mirror, watched:
+        waits_s = LOCK_S if job.after or (regroup and not regroup.is_first) else 0.0
+        with _locked(job, place, waits_s) as mirror, watched:
             status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup, mirror)
     finally:
         watch.stop()
@@ -400,16 +402,17 @@ def _base_weights(job: TrainingJob) -> Callable[[Piece], None]:
 
 
 @contextmanager
-def _locked(job: TrainingJob, place: Place) -> Iterator[Mirror | None]:
+def _locked(job: TrainingJob, place: Place, waits_s: float) -> Iterator[Mirror | None]:
     """Lock the run folder, and its place in object storage if it has one. If another process writes it, no rank continues.
 
-    Rank 0 gets the copying of the records to object storage, which renews that lock.
+    Rank 0 gets the copying of the records to object storage, which renews that lock. After a fault it waits so long for a rank that was
+    ended on another node, and still holds the lock.
     """
     with ExitStack() as held:
         mirrors: list[Mirror] = []
 
         def take() -> str:
-            held.enter_context(RunLock.take(job.folder))
+            held.enter_context(RunLock.take(job.folder, waits_s))
             if job.remote:
                 mirrors.append(mirror_of(job.folder, job.remote / job.name))
                 held.callback(say_unstored, job.folder, job.remote / job.name, mirrors[0])

@@ -32,6 +32,15 @@ def test_a_divided_state_is_taken_from_the_newest_copies_that_all_have() -> None
     assert found is not None and (found.step, found.from_copies) == (7, True)
 
 
+def test_copies_are_on_another_node_where_several_replicas_share_one() -> None:
+    left = [[holding(index, 8, dp=4, copies=(8,), apart=2)] for index in (0, 1)]  # replicas 2 and 3 were lost with their node
+    found = choose(left, Layout(dp=4, zero_stage=1))
+    assert found is not None and (found.from_copies, found.apart) == (True, 2)
+    beside = [[holding(index, 8, dp=4, copies=(8,), apart=1)] for index in (0, 1)]
+    with pytest.raises(Uncovered):
+        choose(beside, Layout(dp=4, zero_stage=1))
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -18,7 +18,9 @@ def test_an_announcement_is_read_as_it_was_written() -> None:
 
 
 def member(replica: int, seat: int, num_seats: int) -> Member:
-    return Member(replica=replica, seat=seat, num_seats=num_seats, port=1, secret=b"", began_s=0.0, heard=None, said=None)  # type: ignore[arg-type]
+    return Member(
+        replica=replica, seat=seat, num_seats=num_seats, port=1, secret=b"", began_s=0.0, local_rank=0, num_sharing=1, heard=None, said=None
+    )  # type: ignore[arg-type]
 
 
 def test_errors_that_a_rank_survives() -> None:

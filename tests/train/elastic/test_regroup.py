@@ -20,7 +20,7 @@ from meshwright.train.replay import NotFinite
 
 
 def regroup(small: Small) -> Regroup:
-    member = Member(replica=0, seat=0, num_seats=1, port=1, secret=b"", began_s=0.0, heard=None, said=None)  # type: ignore[arg-type]
+    member = Member(replica=0, seat=0, num_seats=1, port=1, secret=b"", began_s=0.0, local_rank=0, num_sharing=1, heard=None, said=None)  # type: ignore[arg-type]
     announced = Announcement(generation=2, replicas=(0, 2, 1), reason="joined")
     return Regroup(
         member=member,

@@ -70,6 +70,7 @@ class Holding:
             "step": self.progress.step,
             "samples": self.progress.samples,
             "copies": steps,
+            "apart": self.copies.apart if self.copies else 1,
             "adopted": sorted(self.adopted),
         }
 
@@ -99,6 +100,7 @@ class Choice:
     step: int
     samples: int
     from_copies: bool
+    apart: int = 1  # the copy of a replica's state is at the replica so many places further
     holders: Mapping[int, int]  # rank now -> its replica's position then
     adopted: Mapping[int, Sequence[int]] = field(default_factory=dict)  # rank now -> positions of replicas whose state it was given
 
@@ -139,13 +141,14 @@ def _live(generation: int, held: Mapping[int, Mapping[str, Any]], layout: Layout
 def _copied(generation: int, held: Mapping[int, Mapping[str, Any]]) -> Choice | None:
     """The newest step of which all ranks have copies, if these cover the replicas that are lost."""
     dp = int(next(iter(held.values()))["dp"])
+    apart = int(next(iter(held.values())).get("apart", 1))
     present = {int(one["index"]) for one in held.values()}
     common = set.intersection(*({(int(step), int(samples)) for step, samples in one["copies"]} for one in held.values()))
-    if not common or any((index + 1) % dp not in present for index in range(dp) if index not in present):
+    if not common or any((index + apart) % dp not in present for index in range(dp) if index not in present):
         return None
     step, samples = max(common)
     holders = {rank: int(one["index"]) for rank, one in held.items()}
-    return Choice(generation=generation, dp=dp, step=step, samples=samples, from_copies=True, holders=holders)
+    return Choice(generation=generation, dp=dp, step=step, samples=samples, from_copies=True, apart=apart, holders=holders)
 
 
 @dataclass(slots=True)
@@ -216,7 +219,7 @@ def _pieces(choice: Choice, mine: Holding | None) -> list[Piece]:
         return [*mine.replica.state(), *(piece for pieces in mine.adopted.values() for piece in pieces)]
     assert mine.copies is not None, "every rank has a copy of this step"
     index = mine.replica.mesh.dp.index
-    lost = (index - 1) % choice.dp not in choice.holders.values()
+    lost = (index - choice.apart) % choice.dp not in choice.holders.values()
     return [*mine.copies.own_pieces(choice.step), *(mine.copies.neighbours_pieces(choice.step) if lost else ())]
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints in memory: every few steps each rank keeps its state in host memory, and a copy of it at a rank of the next replica.
+"""Checkpoints in memory: every few steps each rank keeps its state in host memory, and a copy of it at a rank of the next replica
+(of several nodes: of the next one on another node).
 
 They are needed where the optimizer's state is divided among replicas (ZeRO) and no second group holds it: when a replica is lost, its part
 of the state is at the replica after it.
@@ -46,12 +47,13 @@ class Copy:
 class Copies:
     """The checkpoints in memory of one rank in one generation."""
 
-    def __init__(self, replica: Replica, every: int) -> None:
+    def __init__(self, replica: Replica, every: int, apart: int = 1) -> None:
         mesh = replica.mesh
+        self.apart = apart
         self.replica, self.every, self.device = replica, every, torch.device("cpu") if mesh.device.type == "cpu" else mesh.device
         size = mesh.dp.size
-        self.next_rank = mesh.dp.ranks[(mesh.dp.index + 1) % size]
-        self.previous_rank = mesh.dp.ranks[(mesh.dp.index - 1) % size]
+        self.next_rank = mesh.dp.ranks[(mesh.dp.index + apart) % size]
+        self.previous_rank = mesh.dp.ranks[(mesh.dp.index - apart) % size]
         self.kept: list[Copy] = []  # the newest last; an older one until all ranks have the newest
         self.num_taken = 0
         self.taken_s = 0.0
@@ -110,12 +112,12 @@ class Copies:
         return exchange({to: message}, {source: num_bytes}, self.device)[source]
 
 
-def copies_for(replica: Replica, every: int) -> Copies | None:
+def copies_for(replica: Replica, every: int, apart: int = 1) -> Copies | None:
     """Checkpoints in memory, if this layout needs them."""
     layout = replica.mesh.layout
     if layout.dp == 1 or every == 0 or has_second_copy(layout):
         return None
-    return Copies(replica, every)
+    return Copies(replica, every, apart)
 
 
 def cost_in_words(copies: Copies) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -41,9 +41,10 @@ class Announcement:
     replicas: tuple[int, ...]
     reason: str  # start, lost, joined, scaled or planned
     incident: Mapping[str, Any] | None = None  # what broke, if anything did
+    apart: int = 1  # a copy of a replica's state is at the replica so many places further, which is on another node if that can be
 
     def to_json(self) -> str:
-        return json.dumps({"generation": self.generation, "replicas": self.replicas, "reason": self.reason, "incident": self.incident})
+        return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Announcement:
@@ -61,6 +62,10 @@ class Member:
     port: int  # of the store
     secret: bytes
     began_s: float  # when the supervisor began, by the monotonic clock
+    local_rank: int  # its number on its node
+    num_sharing: int  # ranks of the plan on its node, also while there are fewer
+    host: str = LOCALHOST  # of the store
+    has_others: bool = False  # whether ranks of the run may be on other nodes
     heard: Connection
     said: Connection
     pulse: Pulse = field(default_factory=Pulse)  # by which the supervisor sees that this process runs
@@ -110,13 +115,12 @@ class Member:
         replica = Layout(tp=layout.tp, cp=layout.cp, pp=layout.pp, order=layout.order)
         rank = layout.rank({**replica.coordinate(self.seat), "dp": announced.replicas.index(self.replica)})
         name = f"generation {announced.generation}"
-        store = dist.TCPStore(LOCALHOST, self.port, is_master=False, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
-        local_rank = self.replica * self.num_seats + self.seat
+        store = dist.TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
         return Place(
             rank=rank,
             num_ranks=layout.num_ranks,
-            local_rank=local_rank,
-            num_local_ranks=layout.num_ranks,
+            local_rank=self.local_rank,
+            num_local_ranks=min(self.num_sharing, layout.num_ranks) if self.has_others else layout.num_ranks,
             store=dist.PrefixStore(name, store),
             has_parent=True,
             secret=self.secret,

@@ -57,7 +57,7 @@ class Regroup:
 
     def keep(self, replica: Replica, progress: Counts, job: TrainingJob, is_saving: Callable[[], bool]) -> Keeping:
         """Keep the state of this generation from now on, and what the loop does for that after every step."""
-        copies = copies_for(replica, job.memory_steps)
+        copies = copies_for(replica, job.memory_steps, self.announced.apart)
         self.carry.hold(Holding(generation=self.announced.generation, replica=replica, progress=progress, copies=copies))
         if copies is not None:
             copies.take(progress.step, progress.samples)

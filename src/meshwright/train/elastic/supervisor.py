@@ -1,9 +1,12 @@
-"""The process that starts the replicas of a run on one machine, and decides which of them take part.
+"""The process that starts the replicas of a run, and decides which of them take part.
 
 A rank that dies takes its replica with it: what is left of the replica is ended, the other replicas go on as a new generation, and the
 lost one is started again. It joins at a step boundary, once its processes are ready. A rank that hangs is killed first: ranks that wait for
 it say so, and the supervisor sees by itself that a process is stopped or gives no sign of life (`pulse`). If no replica is left, or a part
 of the state is lost, the supervisor ends all ranks, and its caller starts them from the newest checkpoint.
+
+Ranks of other nodes are started by the supervisors of those nodes (`nodes`, `follower`), and look the same from here: processes that say
+something, and end. All replicas that have a rank on a node are lost with the node, and start again when the node comes back.
 
 The store through which ranks meet is in a process of its own. This process runs no threads, so that it can fork ranks at any time.
 """
@@ -27,6 +30,7 @@ from multiprocessing.context import ForkProcess
 
 import torch.distributed as dist
 
+from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
 from meshwright.train.elastic.member import (
     BOUNDARY,
@@ -41,6 +45,7 @@ from meshwright.train.elastic.member import (
     Announcement,
     Member,
 )
+from meshwright.train.elastic.nodes import HERE, Nodes
 from meshwright.train.elastic.pulse import Pulse, Vitals, is_stopped
 from meshwright.train.health.watch import STALL_S, START_SILENCE_S
 from meshwright.train.incidents import Incident
@@ -49,7 +54,6 @@ from meshwright.train.launch import (
     EXIT_INPUT,
     EXIT_INTERRUPTED,
     HANDED_ON,
-    LOCALHOST,
     MEETING_S,
     OPENED,
     Child,
@@ -75,7 +79,7 @@ class Group:
 
     number: int
     children: list[Child]
-    vitals: list[Vitals]  # of the processes, in the same order
+    vitals: list[Vitals]  # of the processes, in the same order; those of another node are looked after there
     started_s: float
     ready: set[int] = field(default_factory=set)  # processes that have prepared themselves, by number
     at_boundary: dict[int, int] = field(default_factory=dict)  # processes that wait at a step boundary, and the step
@@ -96,7 +100,8 @@ class Supervisor:
     """The replicas of one run. `layout` is the plan's; `body` runs one process; `judged` says what becomes of a fault.
 
     `judged` returns the incident that is recorded, or why the run must end. `requested` returns the number of replicas that a user asks
-    for, once. With `memberships` the number of replicas follows that list. A process may be stopped for `stall_s`.
+    for, once. With `memberships` the number of replicas follows that list. A process may be stopped for `stall_s`. `nodes` are the nodes
+    of the run, if it has more than this one.
     """
 
     def __init__(
@@ -107,9 +112,11 @@ class Supervisor:
         requested: Callable[[], int | None],
         memberships: Sequence[Membership] = (),
         stall_s: float = STALL_S,
+        nodes: Nodes | None = None,
     ) -> None:
         self.layout, self.body, self.judged, self.requested, self.memberships = layout, body, judged, requested, memberships
         self.stall_s = stall_s
+        self.nodes = nodes or Nodes([layout.num_ranks])
         self.wanted = dp_at(memberships, 1) if memberships else layout.dp
         self.members: list[Group] = []
         self.joining: list[Group] = []
@@ -133,7 +140,7 @@ class Supervisor:
         with handing_on() as self._handing:
             self._open()
             try:
-                self.members = [self._started(number) for number in range(self.wanted)]
+                self._start_members()
                 self._announce("start")
                 if self.memberships:
                     self._start_up_to(next_dp(self.memberships, 1))
@@ -142,6 +149,7 @@ class Supervisor:
             finally:
                 for child in self._handing.children:
                     child.end_now()
+                self.nodes.flush()
         return self._ended(self._handing.asked)
 
     def close(self) -> None:
@@ -152,7 +160,7 @@ class Supervisor:
 
     def has_opened(self) -> bool:
         """Whether the run folder belongs to this run: a generation has written to it."""
-        store = dist.TCPStore(LOCALHOST, self.port, None, False, timedelta(seconds=ANSWER_S), False)
+        store = dist.TCPStore(self.nodes.store_host, self.port, None, False, timedelta(seconds=ANSWER_S), False)
         names = [f"generation {number}" for number in range(self.generation + 1)]
         return any(store.check([f"{name}/{OPENED}"]) for name in names)
 
@@ -171,39 +179,97 @@ class Supervisor:
 
     def _open(self) -> None:
         """Start the process of the store."""
-        listener = socket.create_server((LOCALHOST, 0))
+        listener = socket.create_server((self.nodes.bind_host, 0))
         self.port = listener.getsockname()[1]
-        process = multiprocessing.get_context("fork").Process(target=_host_store, args=(listener, os.getpid()), daemon=True)
+        arguments = (listener, self.nodes, os.getpid())
+        process = multiprocessing.get_context("fork").Process(target=_host_store, args=arguments, daemon=True)
         process.start()
         listener.close()
         self._host = process
 
+    def _start_members(self) -> None:
+        """Start the first replicas: all that can be started, because nodes may have been lost before all ranks started again."""
+        while not (able := [number for number in range(self.wanted) if self._can_start(number)]):
+            if time.monotonic() - self.began_s > self.nodes.timeout_s or self._handing.asked:
+                raise MeshwrightError(
+                    "no replica can be started again: its nodes did not come back",
+                    where="the nodes of the run",
+                    fix="start the supervisors of the nodes again, and continue the run: --resume",
+                )
+            wait(self.nodes.waitables(), timeout=LOOK_S)
+            self._turn_nodes()
+        self.members = [self._started(number) for number in able]
+
+    def _can_start(self, number: int) -> bool:
+        """Whether all nodes are there that a replica has ranks on."""
+        return all(self.nodes.is_there(self._seating(number, seat)[0]) for seat in range(self._size))
+
     def _started(self, number: int) -> Group:
-        """Fork the processes of a replica. Signals are blocked meanwhile, because a rank would handle them as its own."""
-        size = self.layout.num_ranks // self.layout.dp
-        vitals = [Vitals() for _ in range(size)]
+        """Start the processes of a replica. Signals are blocked meanwhile, because a rank would handle them as its own."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
         try:
-            bodies = [partial(self._member, number, seat, one.pulse) for seat, one in enumerate(vitals)]
-            children = [forked(self._rank(number, seat, size), body, before) for seat, body in enumerate(bodies)]
-            for child in children:
+            started = [self._started_one(number, seat, before) for seat in range(self._size)]
+            for child, _ in started:
                 self._handing.add(child)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return Group(number, children, vitals, time.monotonic())
+        return Group(number, [child for child, _ in started], [vitals for _, vitals in started], time.monotonic())
 
-    def _rank(self, number: int, seat: int, size: int) -> int:
+    def _started_one(self, number: int, seat: int, mask: set[int | signal.Signals]) -> tuple[Child, Vitals]:
+        """Fork one process, or have it forked on its node."""
+        position, local_rank = self._seating(number, seat)
+        rank = self._rank(number, seat)
+        if position == HERE:
+            vitals = Vitals()
+            return forked(rank, partial(self._member, number, seat, local_rank, vitals.pulse), mask), vitals
+        return self.nodes.start(
+            position,
+            rank,
+            replica=number,
+            seat=seat,
+            num_seats=self._size,
+            local_rank=local_rank,
+            num_sharing=self.nodes.sizes[position],
+            port=self.port,
+            secret=self.secret.hex(),
+            elapsed_s=time.monotonic() - self.began_s,
+        )
+
+    def _apart(self) -> int:
+        """How many places further the copy of a replica's state must be, so that no node holds both; 1 if there is no such number."""
+        homes = [{self._seating(group.number, seat)[0] for seat in range(self._size)} for group in self.members]
+        turns = range(1, len(homes))
+        return next((by for by in turns if all(home.isdisjoint(homes[(at + by) % len(homes)]) for at, home in enumerate(homes))), 1)
+
+    @property
+    def _size(self) -> int:
+        """The number of ranks of a replica."""
+        return self.layout.num_ranks // self.layout.dp
+
+    def _rank(self, number: int, seat: int) -> int:
         """The rank that a process has when all replicas of the plan are there; those beyond the plan are numbered after them."""
         place = Layout(tp=self.layout.tp, cp=self.layout.cp, pp=self.layout.pp, order=self.layout.order).coordinate(seat)
-        return self.layout.rank({**place, "dp": number}) if number < self.layout.dp else number * size + seat
+        return self.layout.rank({**place, "dp": number}) if number < self.layout.dp else number * self._size + seat
 
-    def _member(self, number: int, seat: int, pulse: Pulse, heard: Connection, said: Connection) -> None:
+    def _seating(self, number: int, seat: int) -> tuple[int, int]:
+        """The position of a process among the nodes, and its number there. Replicas beyond the plan sit where those of the plan do."""
+        turn, within = divmod(number, self.layout.dp)
+        rank = self._rank(within, seat)
+        position = self.nodes.position(rank)
+        return position, rank - self.nodes.first_rank(position) + turn * self.nodes.sizes[position]
+
+    def _member(self, number: int, seat: int, local_rank: int, pulse: Pulse, heard: Connection, said: Connection) -> None:
         """The life of one process of a replica."""
+        self.nodes.leave_to_parent()
         self.body(
             Member(
                 replica=number,
                 seat=seat,
-                num_seats=self.layout.num_ranks // self.layout.dp,
+                num_seats=self._size,
+                local_rank=local_rank,
+                num_sharing=self.nodes.sizes[HERE],
+                host=self.nodes.store_host,
+                has_others=self.nodes.are_several,
                 port=self.port,
                 secret=self.secret,
                 began_s=self.began_s,
@@ -220,21 +286,38 @@ class Supervisor:
     def _turn(self) -> None:
         """Wait for something to happen, and deal with it."""
         groups = [*self.members, *self.joining, *self.leaving]
-        living = {child.process.sentinel: child for group in groups for child in group.children if child.process.is_alive()}
-        pipes = [child.end for child in living.values()]
+        living = [child for group in groups for child in group.children if child.process.is_alive()]
         assert self._host is not None
-        wait([*living, *pipes, self._host.sentinel], timeout=LOOK_S)
+        readable = {one for child in living for one in (child.process.sentinel, child.end.fileno())}
+        wait({*readable, *self.nodes.waitables(), self._host.sentinel}, timeout=LOOK_S)
+        self._turn_nodes()
         for group in groups:
             for child in group.children:
                 self._listen(group, child)
         if not self._host.is_alive():
             self._give_up(Failure(reason="exit", rank=None, message="the process that hosts the store of the ranks has ended"))
         for group in [group for group in groups if self._has_died(group)]:
-            self._lose(group, *failure_of(group.children))
+            self._lose([group], *failure_of(group.children))
         self._look_at_life()
         self._look_at_connections()
         self._look_at_request()
         self._change()
+
+    def _turn_nodes(self) -> None:
+        """Hear the supervisors of other nodes; replicas that have a rank on a node that is gone are lost."""
+        self.nodes.turn()
+        while self.nodes.asked:
+            number = self.nodes.asked.pop(0)
+            if number == signal.SIGINT or not self._handing.asked:  # many nodes may receive the same signal
+                self._handing.hand_on(number, None)
+        for loss in self.nodes.losses():
+            gone = [
+                group
+                for group in (*self.members, *self.joining, *self.leaving)
+                if any(one.process in loss.processes for one in group.children)
+            ]
+            if gone:
+                self._lose(list(dict.fromkeys(gone)), loss.failure, [f"meshwright: {loss.failure.message}"])
 
     def _has_died(self, group: Group) -> bool:
         """Whether a process of a replica that is needed has ended, and not well."""
@@ -285,24 +368,24 @@ class Supervisor:
         if not numbers or len(numbers) == len(self.members):
             self._give_up(replace(failure, noticed_s=time.monotonic()))
             return
-        for group in [self.members[number] for number in numbers]:
-            self._lose(group, failure, [])
+        self._lose([self.members[number] for number in numbers], failure, [])
 
     def _give_up(self, failure: Failure, texts: Sequence[str] = ()) -> None:
         """End the run with this failure, unless it has one already."""
         if self.failure is None:
             self.failure, self.texts = replace(failure, noticed_s=failure.noticed_s or time.monotonic()), list(texts)
 
-    def _lose(self, group: Group, failure: Failure, texts: Sequence[str]) -> None:
-        """Go on without a replica of which a process has ended, and start the replica again."""
+    def _lose(self, lost: Sequence[Group], failure: Failure, texts: Sequence[str]) -> None:
+        """Go on without replicas of which a process has ended, for one and the same reason, and start them again."""
         failure = replace(failure, noticed_s=time.monotonic())
-        for child in group.children:
+        for child in [child for group in lost for child in group.children]:
             child.end_now()
-        was_member = group in self.members
+        num_before = len(self.members)
+        was_member = any(group in self.members for group in lost)
+        needed = was_member or any(group in self.joining for group in lost)
         for groups in (self.members, self.joining, self.leaving):
-            if group in groups:
-                groups.remove(group)
-        if self._handing.asked and not was_member:
+            groups[:] = [group for group in groups if group not in lost]
+        if not needed or (self._handing.asked and not was_member):
             return
         has_ended = any(child.verdict == "done" for other in self.members for child in other.children)
         if failure.reason == "input" or not self.members or has_ended:
@@ -314,9 +397,10 @@ class Supervisor:
             return
         if isinstance(verdict, str):
             self.wanted = len(self.members)  # the replica cannot be started; the others do without it
-            print(f"meshwright: replica {group.number} is not started again: {verdict}", file=sys.stderr)
+            numbers = ", ".join(str(group.number) for group in lost)
+            print(f"meshwright: replica {numbers} is not started again: {verdict}", file=sys.stderr)
             return
-        action = f"went on with {len(self.members)} of {len(self.members) + was_member} replicas"
+        action = f"went on with {len(self.members)} of {num_before} replicas"
         print(f"meshwright: incident {verdict.number} at step {verdict.step}: {verdict.message}; {action}", file=sys.stderr)
         if was_member:
             self._announce("lost", replace(verdict, action=action))
@@ -332,14 +416,15 @@ class Supervisor:
         for group in [*self.members, *self.joining]:
             failure = self._lifeless(group, now_s, passed_s)
             if failure is not None and self.failure is None:
-                self._lose(group, failure, [f"meshwright: {failure.message}"])
+                self._lose([group], failure, [f"meshwright: {failure.message}"])
 
     def _lifeless(self, group: Group, now_s: float, passed_s: float) -> Failure | None:
         """What is wrong with a replica whose processes have not ended; None if nothing is."""
         for child, vitals in zip(group.children, group.vitals, strict=True):
-            if child.process.pid is None or not child.process.is_alive():  # it has ended well, before others of the run
+            if not child.process.is_alive():  # it has ended well, before others of the run
                 continue
-            vitals.look(is_stopped(child.process.pid), passed_s)
+            if child.process.pid is not None:
+                vitals.look(is_stopped(child.process.pid), passed_s)
             who = f"rank {child.rank}"
             if vitals.stopped_s >= self.stall_s:
                 message = f"{who} was stopped by a signal, and not continued for {vitals.stopped_s:.1f} s"
@@ -379,10 +464,10 @@ class Supervisor:
         taken = {group.number for group in (*self.members, *self.joining)}
         if self.memberships or self._handing.asked:
             return
-        for _ in range(self.wanted - len(staying) - len(self.joining)):
-            number = next(number for number in range(len(taken) + 1) if number not in taken)
-            taken.add(number)
-            self.joining.append(self._started(number))
+        num_missing = self.wanted - len(staying) - len(self.joining)
+        most = max(self.layout.dp, self.wanted) if self.nodes.are_several else len(taken) + num_missing
+        able = [number for number in range(most) if number not in taken and self._can_start(number)] if num_missing > 0 else []
+        self.joining += [self._started(number) for number in able[: max(num_missing, 0)]]
 
     def _change(self) -> None:
         """Let replicas join or leave, once all members wait at a step boundary; call for that if there is a reason."""
@@ -436,19 +521,21 @@ class Supervisor:
             replicas=tuple(group.number for group in self.members),
             reason=reason,
             incident=asdict(incident) if incident else None,
+            apart=self._apart(),
         )
         for group in self.members:
             group.at_boundary.clear()
             group.send(GENERATION, announced.to_json())
 
 
-def _host_store(listener: socket.socket, parent: int) -> None:
+def _host_store(listener: socket.socket, nodes: Nodes, parent: int) -> None:
     """Host the store until the parent ends this process."""
     for number in HANDED_ON:
         signal.signal(number, signal.SIG_IGN)
     end_with(parent)
+    nodes.leave_to_parent()
     server = dist.TCPStore(
-        LOCALHOST, listener.getsockname()[1], None, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach()
+        nodes.store_host, listener.getsockname()[1], None, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach()
     )
     while server:
         signal.pause()

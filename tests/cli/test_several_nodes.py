@@ -1,0 +1,78 @@
+"""Commands for several nodes: what they must say, and how a plan's ranks are dealt to nodes. Whole runs: train/test_end_to_end.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from meshwright.cli.several_nodes import OF_ONE_NODE, checked
+from meshwright.cli.train_arguments import Wishes
+from meshwright.cli.train_run import default_plan, local_ranks, node_sizes
+from meshwright.errors import InputError
+from meshwright.train.job import TrainingJob
+
+WISHES = Wishes(
+    plan=None,
+    layout="",
+    steps=None,
+    name="a",
+    runs=Path("runs"),
+    resume=False,
+    corpus=None,
+    start_from=None,
+    seed=0,
+    benchmark="",
+    checkpoint_every=None,
+    keep=3,
+    stall_timeout_s=10.0,
+    grace_s=30.0,
+    rendezvous_timeout_s=60.0,
+    allow_changed=(),
+    as_json=False,
+    keep_going=True,
+    nodes=2,
+    meet="10.0.0.1:29400",
+)
+
+
+def test_where_nodes_meet() -> None:
+    assert checked(WISHES) == ("10.0.0.1", 29400)
+    assert checked(replace(WISHES, meet="node0.cluster:1")) == ("node0.cluster", 1)
+
+
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({"meet": ""}, "where do the nodes meet?"),
+        ({"meet": "10.0.0.1"}, "not a host and a port"),
+        ({"meet": ":29400"}, "not a host and a port"),
+        ({"meet": "10.0.0.1:0"}, "not a host and a port"),
+        ({"meet": "10.0.0.1:65536"}, "not a host and a port"),
+        ({"keep_going": False}, "only a run that keeps going has a supervisor on each node"),
+        ({"name": ""}, "supervisors of several nodes need the run's name"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_for_several_nodes_is_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(InputError) as raised:
+        checked(replace(WISHES, **changes))
+    assert raised.value.what == what
+
+
+def test_ranks_are_dealt_to_nodes_in_their_order() -> None:
+    plan = default_plan("tp=2,dp=4")
+    assert node_sizes(plan, 1) == [8]
+    assert node_sizes(plan, 2) == [4, 4]
+    assert node_sizes(plan, 3) == [3, 3, 2]
+    assert node_sizes(plan, 8) == [1] * 8
+    with pytest.raises(InputError, match="8 ranks cannot be dealt to 9 nodes"):
+        node_sizes(plan, 9)
+    assert [local_ranks(plan, replace(WISHES, nodes=3, node=node)) for node in range(4)] == [3, 3, 2, 3]  # the last one is a spare
+
+
+def test_what_the_leading_supervisor_alone_decides_are_options_of_a_job() -> None:
+    assert all(name.removeprefix("option ") in TrainingJob.__slots__ for name in OF_ONE_NODE)
