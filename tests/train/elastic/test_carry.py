@@ -69,8 +69,3 @@ def test_a_second_group_holds_the_state_too() -> None:
 def test_what_a_leaving_replica_handed_on_counts() -> None:
     found = choose([[holding(0, 8, adopted=[1, 2])]], ZERO_1)
     assert found is not None and found.adopted == {0: [1, 2]} and not found.from_copies
-
-
-def test_a_gpu_trusts_copies_only() -> None:
-    found = choose([[holding(0, -1, copies=(4,))], [holding(1, -1, copies=(4,))]], ZERO_0)
-    assert found is not None and (found.step, found.from_copies) == (4, True)
