@@ -5,6 +5,7 @@ Functions and arguments reach a rank by name: what a test sends must stand in a 
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import tempfile
@@ -115,6 +116,7 @@ def _serve(rank: int, num_ranks: int, store: str, end: Connection, backend: str)
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()  # a rank that crashes says where
     torch.set_num_threads(1)
     device = torch.device("cuda", 0) if backend == "nccl" else None
     if device:

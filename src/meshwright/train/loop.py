@@ -122,8 +122,10 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
         run = Run(progress, feed, guard, replays)
         begun = timer.moment()
         while progress.step < last:
-            if parts.tracer:
-                parts.tracer.before(progress.step + 1)
+            if parts.tracer and parts.tracer.begins_with(progress.step + 1):
+                with parts.watch.allow(EVALUATION_PATIENCE_S, "starting a profile"):  # which imports torch's compiler
+                    parts.tracer.begin()
+                begun = timer.moment()
             taken = _step(parts, run, begun)
             run.unseen.append(taken)
             begun, step = taken.ended, progress.step

@@ -39,16 +39,11 @@ def test_three_steps_are_traced_or_those_that_are_left(tmp_path: Path, first: in
 def test_only_the_first_ranks_of_many_are_traced(tmp_path: Path) -> None:
     for rank, is_traced in ((MOST_RANKS - 1, True), (MOST_RANKS, False)):
         one = a_tracer(tmp_path, 2, 9, rank)
-        one.before(1)
-        assert one._profile is None
-        one.before(2)
-        assert (one._profile is not None) == is_traced
-        if one._profile is not None:
-            one._profile.stop()
+        assert [one.begins_with(step) for step in (1, 2, 3)] == [False, is_traced, False]
 
 
 def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
     one = a_tracer(tmp_path / "nowhere", 1, 9)
-    one.before(1)
+    one.begin()
     torch.ones(4).sum()
     assert one._written() == (tracer.NOT_TRACED, tracer.NOT_TRACED)

@@ -68,13 +68,16 @@ class Tracer:
         self.last_step = min(first_step + NUM_STEPS - 1, last_step) if first_step else 0
         self._profile: profile | None = None
 
-    def before(self, step: int) -> None:
-        """Begin before the first of the steps, once the device has done all that came earlier."""
-        if step == self.first_step and self.mesh.rank < MOST_RANKS:
-            self._synchronize()
-            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.mesh.device.type == "cuda" else [])]
-            self._profile = profile(activities=activities, acc_events=True)
-            self._profile.start()
+    def begins_with(self, step: int) -> bool:
+        """Whether this is the first of the steps, and this rank traces them."""
+        return step == self.first_step and self.mesh.rank < MOST_RANKS
+
+    def begin(self) -> None:
+        """Begin, once the device has done all that came earlier."""
+        self._synchronize()
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.mesh.device.type == "cuda" else [])]
+        self._profile = profile(activities=activities, acc_events=True)
+        self._profile.start()
 
     def ends_with(self, step: int) -> bool:
         """Whether this is the last of the steps. A run that begins after the first one traces nothing."""
