@@ -1,32 +1,130 @@
-"""Mixtures of experts on one GPU: our trainer beside torchtitan's own, and the card's floor, in one call of eight minutes.
+"""Mixtures of experts on one GPU: every kernel checked, then our trainer beside torchtitan's own, the card's floor, and shares of the step.
 
-    python benchmarks/experts.py [--case NAME]... [--titan DIR | --no-peer] [--out FILE] [--steps N] [--warmup N] [--dry-run]
+    python benchmarks/experts.py [--part NAME]... [--case NAME]... [--titan DIR] [--folder DIR] [--steps N] [--warmup N] [--dry-run]
 
-It is `benchmarks/h200.py speed --floor` with the cases of `h200_parts/cases.py: EXPERTS`: Qwen3-30B-A3B with the layers that fit and a
-DeepSeek-style model of 16 billion parameters, each with 8,192 and with 4,096 tokens, bf16 states. The floor's products of experts have
-the group sizes that our trainer had in its last step. Everything that `h200.py` says about its calls holds here too.
+One call of nine minutes at most. Parts run one after another, and a part that fails does not end the others; each can be asked for alone:
+
+    correct    every kernel against float64, a layer twice bit by bit, waits of the host, and rates of grouped products
+    speed      the four cases by both trainers, the floor with the group sizes that our trainer had, and shares of the step by kind
+
+The cases are Qwen3-30B-A3B with 16 of its 48 layers and a DeepSeek-style model of 16 billion parameters, with 8,192 and 4,096 tokens, bf16
+states. What is computed again is each trainer's own choice: the fastest setting that fits (`h200_parts/cases.py: SETTINGS`). `--folder`
+gets JSON files of the parts as they come, and `experts.md` with all tables. What `h200.py` says about its calls holds here too.
+
+To bring along to a machine without a network (Python 3.12, torch 2.11 and triton 3.6 are there):
+
+    pip download --no-deps --python-version 3.12 --only-binary=:all: --platform manylinux_2_28_x86_64 -d wheels \
+        torchtitan==0.2.2 torchao==0.17.0 torchdata==0.11.0 tyro==1.0.16 einops==0.8.2 docstring_parser==0.18.0 typeguard==4.6.0
+    mkdir -p titan/site && for wheel in wheels/*.whl; do unzip -qo $wheel -d titan/site; done
+    python benchmarks/experts.py --titan titan --folder results
 """
 
 from __future__ import annotations
 
+import argparse
+import io
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import h200
 from h200_parts.cases import EXPERTS
+from h200_parts.child import say
 
-LIMIT_S = "475"
-STEPS, WARMUP = "12", "10"  # four cases with their floors share the call
+LIMIT_S = 535.0  # of all parts together
+CORRECT_LIMIT_S = 90.0
+DRY_LIMIT_S = 3600.0  # a processor may be slow, and has no lease
+STEPS, WARMUP = 12, 8  # four cases by two trainers with their floors share the call
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if words is None else words)
-    cases = [] if "--case" in given else [word for case in EXPERTS for word in ("--case", case.name)]
-    return h200.main(["speed", "--floor", "--limit-s", LIMIT_S, "--steps", STEPS, "--warmup", WARMUP, *cases, *given])
+    given = _parser().parse_args(words)
+    started_s = time.monotonic()
+    failed, shown = [], []
+    for part in given.part or PARTS:
+        left_s = (DRY_LIMIT_S if given.dry_run else LIMIT_S) - (time.monotonic() - started_s)
+        printed = Copied(sys.stdout)
+        try:
+            with redirect_stdout(printed):
+                status = h200.main(PARTS[part](given, left_s))
+        except (Exception, SystemExit) as error:  # what breaks one part must not keep the others from running
+            status = 1
+            say(f"{part} broke off: {type(error).__name__}: {error}")
+        failed += [part] if status else []
+        shown.append(f"## {part}\n\n" + printed.tables())
+    if given.folder:
+        (given.folder / "experts.md").write_text("# Mixtures of experts on one GPU\n\n" + "\n\n".join(shown) + "\n")
+    if failed:
+        say(f"not everything gave a result in: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", default=[], choices=PARTS, help="one or more; without it, all")
+    parser.add_argument("--case", action="append", default=[], choices=[case.name for case in EXPERTS])
+    parser.add_argument("--titan", type=Path, metavar="DIR", help="folder with site/, where torchtitan 0.2.2 lies unpacked")
+    parser.add_argument("--folder", type=_folder, metavar="DIR", help="for JSON and Markdown")
+    parser.add_argument("--steps", type=int, default=STEPS, help="timed steps (default %(default)s)")
+    parser.add_argument("--warmup", type=int, default=WARMUP, help="steps before them (default %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="tiny models on the processor: the figures mean nothing")
+    return parser
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _correct(given: argparse.Namespace, left_s: float) -> list[str]:
+    return [
+        "correct",
+        "--part",
+        "experts",
+        "--limit-s",
+        f"{left_s if given.dry_run else min(left_s, CORRECT_LIMIT_S):.0f}",
+        *_shared("correct", given),
+    ]
+
+
+def _speed(given: argparse.Namespace, left_s: float) -> list[str]:
+    peer = ["--titan", str(given.titan)] if given.titan else ["--no-peer"]
+    cases = [word for name in given.case or [case.name for case in EXPERTS] for word in ("--case", name)]
+    steps = ["--steps", str(given.steps), "--warmup", str(given.warmup)]
+    return ["speed", "--floor", "--shares", "--limit-s", f"{left_s:.0f}", *peer, *steps, *cases, *_shared("speed", given)]
+
+
+def _shared(part: str, given: argparse.Namespace) -> list[str]:
+    return [*(["--out", str(given.folder / f"{part}.json")] if given.folder else []), *(["--dry-run"] if given.dry_run else [])]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, float], list[str]]] = {"correct": _correct, "speed": _speed}
+
+
+class Copied(io.StringIO):
+    """What is printed, passed on at once and kept: tables and their titles are shown again in the Markdown file."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self.out = out
+
+    def write(self, text: str) -> int:
+        self.out.write(text)
+        self.out.flush()
+        return super().write(text)
+
+    def tables(self) -> str:
+        """The text from the first table's title on: tables are printed last."""
+        lines = self.getvalue().splitlines()
+        first = next((number for number, line in enumerate(lines) if line.startswith("|")), len(lines))
+        return "\n".join(lines[max(first - 2, 0) :])
 
 
 if __name__ == "__main__":

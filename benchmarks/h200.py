@@ -1,11 +1,11 @@
 """One GPU, measured: speed beside torchtitan, the card's floor, where a step's time goes, steadiness, correctness, prediction.
 
-    python benchmarks/h200.py speed [--case NAME]... [--rounds N] [--titan DIR | --no-peer] [--floor]
+    python benchmarks/h200.py speed [--case NAME]... [--rounds N] [--titan DIR | --no-peer] [--floor] [--shares]
     python benchmarks/h200.py floor [--case NAME]...
     python benchmarks/h200.py choices [--case NAME]...
     python benchmarks/h200.py profile [--case NAME]... [--titan DIR | --no-peer]
     python benchmarks/h200.py steady
-    python benchmarks/h200.py correct [--part loss|compiled|kernels]...
+    python benchmarks/h200.py correct [--part loss|compiled|kernels|experts]...
     python benchmarks/h200.py predict --profile FILE [--case NAME]...
 
 Each is one call of under ten minutes on the card. It says what it does as it goes, writes results to `--out FILE` as they come, and prints
@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from h200_parts import tables
-from h200_parts.cases import ASKED, NAMES, OTHERS, Case, chosen
+from h200_parts.cases import ASKED, NAMES, OTHERS, Case, chosen, settings
 from h200_parts.child import Clock, Results, run, run_together, say
 
 from meshwright.describe.this_machine import gpu_names
@@ -42,7 +42,8 @@ from meshwright.errors import MeshwrightError
 NOTHING = "nothing was measured, and nothing is claimed"
 DRY = "dry run on the processor with a tiny model: the code runs, the figures mean nothing"
 LIMIT_S = 570.0  # a call's time on the card
-PARTS = ("loss", "compiled", "kernels")
+PARTS = ("loss", "compiled", "kernels", "experts")
+CHECKED = ("kernels", "compiled", "experts")  # the parts that give rows of checks
 TEXT_RUNS = (("fp32", False), ("bf16", False), ("fp8-current", False), ("bf16", True))  # precision, and whether first weights are moved
 
 
@@ -88,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
             "--warmup", type=_positive(int), default=20, help="steps before them: the card gets warm (default %(default)s)"
         )
     made["speed"].add_argument("--rounds", type=_positive(int), default=1, help="turns of each trainer on each case")
+    made["speed"].add_argument(
+        "--shares", action="store_true", help="also trace one step after the timed ones, and show its shares by kind"
+    )
     made["speed"].add_argument("--floor", action="store_true", help="measure the floor of each case in the same call")
     made["steady"].add_argument("--steps", type=_positive(int, least=10), default=100, help="with records (default %(default)s)")
     made["correct"].add_argument("--part", action="append", default=[], choices=PARTS)
@@ -142,11 +146,13 @@ def speed(given: argparse.Namespace, results: Results, clock: Clock) -> None:
         for turn in range(given.rounds):
             for who in ("ours", "titan")[:: -1 if turn % 2 else 1]:
                 if (who == "ours" or site) and not _is_refused(case, results):
-                    _timed(who, case, given, results, clock, "speed", site)
+                    _timed(who, case, given, results, clock, "speed", site, *(["--profile"] if given.shares else []))
         if given.floor:
             _floor(case, given, results, clock)
     if given.floor:
         _show("Floor", tables.floor_table(results.content), results)
+    if given.shares:
+        _show("Shares of a step", tables.profile_table(results.content), results)
     _show("Speed", tables.speed_table(results.content), results)
 
 
@@ -193,12 +199,12 @@ def steady(given: argparse.Namespace, results: Results, clock: Clock) -> None:
 def correct(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     """Kernels against float64, compiled against plain, precisions against each other: all at once, since no time is compared."""
     parts = given.part or PARTS
-    jobs = [partial(_checks, part, given, results, clock) for part in ("kernels", "compiled") if part in parts]
+    jobs = [partial(_checks, part, given, results, clock) for part in CHECKED if part in parts]
     if "loss" in parts:
         jobs += [partial(_losses, precision, is_moved, given, results, clock) for precision, is_moved in TEXT_RUNS]
     say(f"{', '.join(parts)}: {len(jobs)} processes at once")
     run_together(jobs)
-    if "kernels" in parts or "compiled" in parts:
+    if any(part in parts for part in CHECKED):
         _show("Kernels and compiled layers", tables.checks_table(results.content), results)
     if "loss" in parts:
         _show("Loss on real text", tables.loss_table(results.content), results)
@@ -264,10 +270,18 @@ def _timed(
     """One trainer on one case, in a process of its own."""
     say(f"{case.name}, {who}:")
     steps = ["--warmup", str(given.warmup), "--steps", str(given.steps)]
-    found = run(who, [*_common(case, given), *steps, *more], clock, site=site if who == "titan" else None)
+    tried = settings(case, who)
+    for number, setting in enumerate(tried, start=1):
+        found = run(who, [*_common(setting, given), *steps, *more], clock, site=site if who == "titan" else None)
+        if found is not None:
+            break
+        if number < len(tried):
+            clock.num_failed -= 1  # a setting that does not fit is no failure, as long as another one follows
+            say(f"  {setting.recompute} recompute gave no result; {tried[number].recompute} is next")
     if found is None:
         return
-    results.add(kind, {"case": case.name, "words": case.words, "who": who, "num_tokens": case.num_tokens, **found})
+    own = {"recompute": setting.recompute} if len(tried) > 1 else {}
+    results.add(kind, {"case": case.name, "words": case.words, "who": who, "num_tokens": case.num_tokens, **own, **found})
     if "refused" in found:
         say(f"  {case.name} is skipped: {found['refused']}")
     else:

@@ -47,6 +47,7 @@ def joined(rows: Sequence[Row]) -> dict[str, Any] | None:
         "joules_per_token": statistics.mean(energies) if energies else None,
         "num_parameters": rounds[0].get("num_parameters"),
         "num_rounds": len(rounds),
+        "recompute": rounds[0].get("recompute"),  # where it was a trainer's own choice
     }
 
 
@@ -74,7 +75,8 @@ def speed_table(content: Row) -> str:
             warnings.append(f"{words}: not run: {refused}.")
         for who, found in (("meshwright", ours), ("torchtitan 0.2.2", theirs)):
             if found:
-                lines.append(_speed_line(words, who, found, theirs if who == "meshwright" else None, floor))
+                setting = "" if found["recompute"] in (None, "none") else f", {found['recompute']} recompute"
+                lines.append(_speed_line(words, who + setting, found, theirs if who == "meshwright" else None, floor))
         if ours and theirs and ours["num_parameters"] != theirs["num_parameters"]:
             warnings.append(f"{words}: the models differ: {ours['num_parameters']:,} and {theirs['num_parameters']:,} parameters.")
         if ours and not theirs:
@@ -114,7 +116,7 @@ def profile_table(content: Row) -> str:
     """Shares of a step by kind of work; and kernels that nothing here knows."""
     head = ["case", "trainer", "step ms", "traced step ms", *KINDS]
     lines, unknown = [], []
-    for row in content.get("profile", ()):
+    for row in (*content.get("profile", ()), *content.get("speed", ())):
         if "profile" in row:
             found = row["profile"]
             each = [
@@ -235,6 +237,7 @@ def checks_table(content: Row) -> str:
     ]
     lines += [[row["what"], "it broke: " + row["broke"], MISSING, MISSING, "FAIL"] for row in content.get("checks", ()) if "broke" in row]
     skipped = [f"{row['what']}: not checked: {row['skipped']}." for row in content.get("checks", ()) if "skipped" in row]
+    skipped += [f"{row['what']}: {row['timed']}." for row in content.get("checks", ()) if "timed" in row]
     return "\n".join([table(["what", "against", "relative error", "bound", "verdict"], lines), *([""] if skipped else []), *skipped])
 
 

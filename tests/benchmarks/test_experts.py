@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
+import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +22,57 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def test_all_cases_with_their_floors_are_asked_for(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_parts_and_cases_are_asked_for(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     script, asked = part("experts"), []
     monkeypatch.setattr(script.h200, "main", lambda words: asked.append(words) or 0)
     assert script.main(["--dry-run"]) == 0
-    assert asked[0][:2] == ["speed", "--floor"]
-    assert asked[0].count("--case") == 4
-    script.main(["--case", "qwen3-moe-4096"])
-    assert asked[1].count("--case") == 1
+    assert [words[0] for words in asked] == ["correct", "speed"]
+    assert {"--floor", "--shares", "--dry-run"} <= set(asked[1]) and asked[1].count("--case") == 4
+    script.main(["--part", "speed", "--case", "qwen3-moe-4096", "--titan", "there"])
+    assert asked[2].count("--case") == 1 and "there" in asked[2]
+
+
+def test_a_part_that_breaks_does_not_end_the_others(part: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = part("experts")
+
+    def main(words: list[str]) -> int:
+        if words[0] == "correct":
+            raise RuntimeError("no such kernel")
+        print("Speed, today\n\n| case |\n| --- |\n| a |")
+        return 0
+
+    monkeypatch.setattr(script.h200, "main", main)
+    assert script.main(["--folder", str(tmp_path)]) == 1
+    assert "## speed\n\nSpeed, today\n\n| case |" in (tmp_path / "experts.md").read_text()
+
+
+def test_the_parts_run_on_a_processor_with_tiny_models(tmp_path: Path) -> None:
+    words = ["--dry-run", "--steps", "1", "--warmup", "1", "--case", "qwen3-moe-4096", "--folder", str(tmp_path)]
+    done = subprocess.run([sys.executable, str(FOLDER / "experts.py"), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "experts.md").read_text()
+    assert "FAIL" not in page and page.count("| pass |") >= 20
+    assert "no ratio" in page and "a layer with experts twice, bit by bit" in page
+    (speed,) = json.loads((tmp_path / "speed.json").read_text())["speed"]
+    assert sum(speed["loads"]) == 2 * 4096 // 128 and speed["profile"]["busy_s"] > 0
+
+
+def test_a_setting_that_does_not_fit_is_followed_by_the_next(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, cases, child = part("h200"), part("h200_parts.cases"), part("h200_parts.child")
+    tried: list[str] = []
+
+    def run(module: str, options: list[str], clock: Any, **_: Any) -> dict[str, Any] | None:
+        tried.append(cases.case_of(options[1]).recompute)
+        clock.num_failed += len(tried) == 1
+        return None if len(tried) == 1 else {"tokens_per_s": 1.0, "mean_s": 1.0, "cv": 0.0, "peak_bytes": 1, "child_s": 1.0}
+
+    monkeypatch.setattr(script, "run", run)
+    given = Namespace(warmup=1, steps=1, device="cpu")
+    results, clock = child.Results(None, {}), child.Clock(100.0)
+    case = next(case for case in cases.EXPERTS if case.name == "deepseek-16b-8192")
+    script._timed("titan", case, given, results, clock, "speed", None)
+    assert tried == ["selective", "full"] and clock.num_failed == 0
+    assert results.rows("speed")[0]["recompute"] == "full"
 
 
 def test_the_models_are_as_large_as_their_names_say(part: Any) -> None:

@@ -101,14 +101,9 @@ def routed_saved_bytes(hidden: int, num_active: int, expert_hidden: int, num_inn
     return num_active * (kept.input_bytes * hidden + (num_inner * kept.preactivation_bytes + kept.input_bytes) * expert_hidden)
 
 
-def trainer_experts_bytes(hidden: int, num_active: int, shared_hidden: int, kept: Recipe) -> float:
-    """Bytes per token that meshwright's trainer saves of a mixture of experts besides: its own router, and what experts made.
-
-    The router keeps its input in fp32, and the norm's output itself is kept only for shared experts. The outputs of experts are kept until
-    the gradients of their weights are computed; each copy of a token has two positions and an expert in int64.
-    """
-    router = FP32_BYTES * hidden - (0.0 if shared_hidden else kept.tensor_bytes * hidden)
-    return router + num_active * (kept.tensor_bytes * hidden + 3 * INT64_BYTES)
+def trainer_experts_bytes(num_active: int) -> float:
+    """Bytes per token that meshwright's trainer saves of a mixture of experts besides: for each copy two positions, an expert, a weight."""
+    return num_active * (3 * INT64_BYTES + FP32_BYTES)
 
 
 def loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:

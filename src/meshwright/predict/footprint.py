@@ -221,7 +221,7 @@ class _Shapes:
         experts = self.model.experts
         if not (self.is_own and experts):
             return 0.0
-        return memory.trainer_experts_bytes(self.model.hidden, experts.num_active, experts.num_shared * experts.hidden, self.kept("mlp"))
+        return memory.trainer_experts_bytes(experts.num_active)
 
     def routed_saved(self, layouts: Layouts) -> Column:
         """Bytes per token that routed experts save in a layer, after what is dropped."""

@@ -51,7 +51,6 @@ def test_a_mixture_of_experts_is_planned_for_the_trainer() -> None:
 @pytest.mark.parametrize(
     "workload, why",
     [
-        (replace(TRAINED, precision="fp8-current"), "cannot run the experts of qwen3-30b-a3b in 'fp8-current'"),
         (replace(TRAINED, training=Training(learning_rate=1e-3, balance=Balance(bias_rate=1e-3))), "whose router has none"),
         (replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))), "adapts dense models, and qwen3-30b-a3b has experts"),
     ],
@@ -59,6 +58,15 @@ def test_a_mixture_of_experts_is_planned_for_the_trainer() -> None:
 def test_what_experts_do_not_run_with_is_said(workload: Workload, why: str) -> None:
     with pytest.raises(InputError, match=why):
         check_trainable(EXPERTS.model, workload, Layout())
+
+
+def test_experts_run_in_fp8_where_their_width_allows_it() -> None:
+    narrow = replace(TRAINED, precision="fp8-current")
+    check_trainable(EXPERTS.model, narrow, Layout())
+    assert EXPERTS.model.experts is not None
+    odd = replace(EXPERTS.model, experts=replace(EXPERTS.model.experts, hidden=760))
+    with pytest.raises(InputError, match="multiples of 16; the width of an expert is 760"):
+        check_trainable(odd, narrow, Layout())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 
-OPERATORS = ("layer_kernels", "fp8_kernels")  # modules whose kernels are operators of torch
+OPERATORS = ("layer_kernels", "fp8_kernels", "scores_kernel")  # modules whose kernels are operators of torch
 
 
 @pytest.fixture

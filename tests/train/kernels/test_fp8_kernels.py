@@ -99,3 +99,16 @@ def test_a_unit_takes_the_largest_element_to_the_largest_number(dtype: torch.dty
     source = drawn(9, 7, device=torch.device("cpu"))
     unit = unit_of(source, dtype)
     assert rounded(source, unit, dtype).float().abs().max().item() == torch.finfo(dtype).max
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (3, 5, 48)], ids=str)
+def test_rows_are_rounded_as_by_plain_operations(shape: tuple[int, ...], kernel_device: torch.device) -> None:
+    from meshwright.train.kernels.fp8_kernels import round_rows
+    from meshwright.train.kernels.grouped_fp8 import NARROW, rounded
+
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x[0] = 0.0
+    found, units = round_rows(x.to(kernel_device), NARROW, 1e-30)
+    wanted, wanted_units = rounded(x)
+    assert torch.allclose(units.cpu(), wanted_units)
+    assert torch.allclose(found.float().cpu(), wanted.float(), rtol=2**-3)  # the interpreter rounds ties its own way

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from meshwright.train.kernels.routes import NOWHERE, collected, routes_to, spread
+from meshwright.train.kernels.routes import NOWHERE, collected, routes_to, spread, weights_of_copies
 
 DESTINATIONS = torch.tensor([[2, 0], [0, NOWHERE], [NOWHERE, NOWHERE], [0, 2]])
 
@@ -17,7 +17,7 @@ def test_spread_and_collected_are_each_others_gradient() -> None:
     routes = routes_to(DESTINATIONS, 3, num_copies=5)
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     weights = torch.rand(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    out = collected(2 * spread(x, routes), routes, weights)
+    out = collected(2 * spread(x, routes) * weights_of_copies(weights, routes)[:, None], routes)
     counted = torch.where(DESTINATIONS == NOWHERE, 0.0, weights).sum(1)
     assert torch.allclose(out, 2 * counted[:, None] * x, atol=1e-6)
     cotangent = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from expert_cases import DEEPSEEK, MIXTRAL
 from on_ranks import compiled_steps
-from parity import LLAMA, WORKLOAD, differences, joined, run_steps
+from parity import LLAMA, TRAINING, WORKLOAD, differences, joined, run_steps
 from ranks import Pools
 
+from meshwright.describe.model import Model
+from meshwright.describe.router import Balance
 from meshwright.describe.workload import Adapters
 from meshwright.layout import Layout, parse_layout
-from meshwright.train.model.compiled import AroundAttention, BetweenCollectives, compile_layers, compiles
+from meshwright.train.model.compiled import AroundAttention, AroundExperts, BeforeExperts, BetweenCollectives, compile_layers, compiles
 from meshwright.train.model.transformer import Transformer
 
 
@@ -73,6 +76,33 @@ def test_compiled_pieces_equal_layers_as_they_are_written(layout: str, num_graph
     answers = pools.of(parsed.num_ranks).run(compiled_steps, LLAMA, WORKLOAD, parsed, 2)
     assert differences(joined([found for found, _ in answers]), wanted) == []
     assert {graphs for _, graphs in answers} == {num_graphs}  # once for all layers and steps
+
+
+@pytest.mark.parametrize(
+    "layout, model, num_graphs",
+    [
+        ("mbs=4", MIXTRAL, 3),  # documents are packed: before and after attention; the norm with the router
+        ("ep=2,dp=2,mbs=2,recompute=full", DEEPSEEK, 5),  # and shared experts; and the first layer, which is dense, after attention
+    ],
+    ids=["mixtral", "deepseek"],
+)
+def test_compiled_layers_with_experts_equal_layers_as_they_are_written(layout: str, model: Model, num_graphs: int, pools: Pools) -> None:
+    workload = replace(WORKLOAD, training=replace(TRAINING, balance=Balance(auxiliary=0.01, z=0.001)))
+    wanted = joined(pools.of(1).run(run_steps, model, workload, Layout(micro_batch=8), 2))
+    parsed = parse_layout(layout)
+    answers = pools.of(parsed.num_ranks).run(compiled_steps, model, workload, parsed, 2)
+    assert differences(joined([found for found, _ in answers]), wanted) == []
+    assert {graphs for _, graphs in answers} == {num_graphs}  # once for all layers and steps, however many tokens an expert has
+
+
+@pytest.mark.parametrize(
+    "layout, expected", [("dp=2", AroundExperts), ("dp=2,ep=2", AroundExperts), ("cp=2", AroundExperts), ("tp=2", BeforeExperts)]
+)
+def test_where_a_layer_with_experts_is_cut_for_the_compiler(layout: str, expected: type) -> None:
+    with torch.device("meta"):
+        chunk = Transformer(MIXTRAL)
+    compile_layers(chunk, parse_layout(layout), packed=False)
+    assert {type(block.compiled) for block in chunk.blocks()} == {expected}
 
 
 ADAPTERS = Adapters(rank=3, targets=("q", "k", "v", "o", "gate", "up", "down"), alpha=5.0)

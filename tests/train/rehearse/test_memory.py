@@ -138,7 +138,8 @@ def test_a_prediction_layer_takes_as_much_more_than_another_as_the_footprint_say
 
 @pytest.mark.parametrize("num_shared", [0, 1])
 def test_experts_keep_as_much_more_than_a_dense_layer_as_the_footprint_says(num_shared: int) -> None:
-    """The difference of both, as wide as each other: a processor keeps more of attention, norms and gates than a GPU does."""
+    """The difference of both, as wide as each other: a processor keeps more of attention, norms and gates than a GPU does. Of gates, that
+    is what silu makes; routed experts do not keep it anywhere."""
     wide = replace(LLAMA, num_layers=2, hidden=128, ffn_hidden=128 * (2 + num_shared), head_dim=8)
     assert MIXTRAL.experts is not None
     mixed = replace(wide, experts=replace(MIXTRAL.experts, hidden=128, num_shared=num_shared))
@@ -146,4 +147,5 @@ def test_experts_keep_as_much_more_than_a_dense_layer_as_the_footprint_says(num_
     parts = [replace(part, workload=replace(part.workload, seq_len=512, global_batch=1, packed=False)) for part in parts]
     dense, experts = (rehearsed_memory(part).activations_bytes for part in parts)
     wanted = [stages(part.model, part.workload, part.layout, is_own=True)[0].activations_bytes for part in parts]
-    assert experts - dense == pytest.approx(wanted[1] - wanted[0], rel=0.05)
+    not_kept = 2 * 512 * wide.num_layers * 2 * 128  # bytes in bf16: of each token the two experts' silu
+    assert experts + not_kept - dense == pytest.approx(wanted[1] - wanted[0], rel=0.05)

@@ -33,6 +33,7 @@ SIDES: Mapping[str, Sides] = {
     "the width of the queries on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
     "the width of the keys on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
     "the width of the MLP on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
+    "the width of an expert": lambda asked, rows: np.full(len(rows), asked.model.experts.hidden if asked.model.experts else FP8_MULTIPLE),
     "the common divisor of the ranks of latent attention": lambda asked, rows: np.full(len(rows), _latent_divisor(asked.model)),
     "the size of the vocabulary on a rank": lambda asked, rows: -(-asked.model.vocab_size // rows.tp),
     "the number of tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
@@ -88,13 +89,6 @@ MESHWRIGHT = Stack(
                 forbids=forbids,
             )
             for what, forbids in FOREIGN.items()
-        ),
-        JobRule(
-            what="cannot run the experts of {asked.model.name} in {asked.workload.precision!r}",
-            where="workload.precision",
-            fix="choose bf16",
-            source="train/kernels/grouped.py",
-            forbids=lambda asked: asked.model.experts is not None and _is_fp8(asked),
         ),
         JobRule(
             what="cannot move selection biases of {asked.model.name}, whose router has none",

@@ -147,6 +147,13 @@ class Remaking(Protocol):
     remakes: bool
 
 
+@runtime_checkable
+class Grouped(Protocol):
+    """A module whose grouped products may be in fp8."""
+
+    in_fp8: bool
+
+
 def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) -> None:
     """Run every matrix product of the layers in fp8. With `remakes`, inputs are computed again in the backward: on a GPU, without ports."""
     if device.type == "cuda":
@@ -156,5 +163,7 @@ def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) ->
             module.arithmetic = FP8
             if module.multiply is plain_product:  # a product with a collective computes by `arithmetic`
                 module.multiply = product
+        elif isinstance(module, Grouped):
+            module.in_fp8 = True
         elif isinstance(module, Remaking):
             module.remakes = remakes

@@ -173,3 +173,35 @@ def fp8_gate_turned(gate_up: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor
         LARGEST=torch.finfo(dtype).max, ROWS=TILE_ROWS, COLUMNS=TILE_COLUMNS, num_warps=NUM_WARPS,
     )  # fmt: skip
     return turned
+
+
+@triton.jit
+def _round_rows(
+    source: tl.tensor,
+    rounded: tl.tensor,
+    units: tl.tensor,
+    num_columns: tl.tensor,
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    values = tl.load(source + row * num_columns + column, mask=column < num_columns, other=0.0).to(tl.float32)
+    unit = tl.maximum(tl.max(tl.abs(values), axis=0) / LARGEST, SMALLEST)
+    values = tl.clamp(values * (1.0 / unit), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(rounded + row * num_columns + column, values.to(rounded.dtype.element_ty), mask=column < num_columns)
+    tl.store(units + row, unit)
+
+
+def round_rows(source: Tensor, dtype: torch.dtype, smallest: float) -> tuple[Tensor, Tensor]:
+    """Every row [..., width] in units of its own, and the units [...]."""
+    rounded = torch.empty_like(source, dtype=dtype)
+    units = torch.empty(source.shape[:-1], dtype=torch.float32, device=source.device)
+    if units.numel():
+        columns = triton.next_power_of_2(source.shape[-1])
+        _round_rows[(units.numel(),)](
+            source, rounded, units, source.shape[-1],
+            LARGEST=torch.finfo(dtype).max, SMALLEST=smallest, COLUMNS=columns, num_warps=min(max(columns // 512, 1), 8),
+        )  # fmt: skip
+    return rounded, units

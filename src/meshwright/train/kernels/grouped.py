@@ -1,8 +1,8 @@
 """Products of groups of rows with one matrix for each group: the experts' products.
 
 On a GPU torch's grouped product does all groups at once. It was wrong in some releases (gradients of empty groups were not written, others
-were NaN), so it is tried before it is used, against a loop of plain products. The loop is what a processor uses, and what is used where the
-trial fails.
+were NaN), so it is tried before it is used, against a loop of plain products. Where the trial fails, kernels of our own are tried. The loop
+is what a processor uses, and the last resort of a GPU: there the host waits for the group sizes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.train.kernels.layer_functions import HAS_KERNELS
 from meshwright.train.kernels.linear import PutOff
 
-TRIAL_COUNTS = (0, 24, 0, 40, 1, 0)  # rows of each group: empty ones at both ends and in the middle
+TRIAL_COUNTS = (0, 24, 0, 40, 1, 7, 150, 0)  # rows of each group: empty ones at both ends and in the middle
 TRIAL_SIDE = 64
 TRIAL_TOLERANCE = 2.0**-6  # of the largest entry: a few roundings to bf16
 
@@ -26,6 +27,7 @@ TRIAL_TOLERANCE = 2.0**-6  # of the largest entry: a few roundings to bf16
 class GroupedArithmetic:
     """How grouped products are computed. Rows are sorted by group; counts say how many each group has."""
 
+    name: str
     forward: Callable[[Tensor, Tensor, Tensor], Tensor]  # rows [P, in], weights [G, out, in], counts [G] -> [P, out]
     to_weight: Callable[[Tensor, Tensor, Tensor], Tensor]  # gradients [P, out], rows [P, in], counts -> [G, out, in]
 
@@ -55,30 +57,50 @@ def _sizes(counts: Tensor) -> list[int]:
     return sizes
 
 
-def _ends(counts: Tensor) -> Tensor:
-    return counts.cumsum(0).to(torch.int32)
+def ends_of(counts: Tensor) -> Tensor:
+    """Where each group ends, as torch's grouped products take it."""
+    return counts.cumsum(0, dtype=torch.int32)
 
 
 def _torch_forward(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    return torch._grouped_mm(rows, weight.transpose(1, 2), offs=_ends(counts))
+    return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends_of(counts))
 
 
 def _torch_to_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    return torch._grouped_mm(gradient.T, rows, offs=_ends(counts))
+    return torch._grouped_mm(gradient.T, rows, offs=ends_of(counts))
 
 
-LOOP = GroupedArithmetic(_loop_forward, _loop_to_weight)
-TORCH = GroupedArithmetic(_torch_forward, _torch_to_weight)
+def _own_forward(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    from meshwright.train.kernels import grouped_kernels
+
+    return grouped_kernels.grouped_product(rows, weight, counts)
+
+
+def _own_to_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    from meshwright.train.kernels import grouped_kernels
+
+    return grouped_kernels.grouped_weight_gradient(gradient, rows, counts)
+
+
+LOOP = GroupedArithmetic("a loop of plain products", _loop_forward, _loop_to_weight)
+TORCH = GroupedArithmetic("torch", _torch_forward, _torch_to_weight)
+OWN = GroupedArithmetic("meshwright", _own_forward, _own_to_weight)  # where there is Triton
 
 
 @cache
 def arithmetic_for(device: torch.device, dtype: torch.dtype) -> GroupedArithmetic:
-    """Torch's grouped product where it is right on this device, else the loop. The first call tries it."""
-    return TORCH if device.type == "cuda" and is_right(TORCH, device, dtype) else LOOP
+    """Torch's grouped product where it is right on this device, else our own, else the loop. The first call tries them."""
+    tried = () if device.type != "cuda" else (TORCH, OWN) if HAS_KERNELS else (TORCH,)
+    return next((arithmetic for arithmetic in tried if is_right(arithmetic, device, dtype)), LOOP)
 
 
 def is_right(arithmetic: GroupedArithmetic, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products and both gradients equal those of the loop, also with groups that have no rows."""
+    return agrees(arithmetic, LOOP, device, dtype)
+
+
+def agrees(arithmetic: GroupedArithmetic, other: GroupedArithmetic, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether two ways to compute grouped products give the same, but for a few roundings."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -87,13 +109,24 @@ def is_right(arithmetic: GroupedArithmetic, device: torch.device, dtype: torch.d
     counts = torch.tensor(TRIAL_COUNTS, device=device)
     rows, gradient = drawn(sum(TRIAL_COUNTS), TRIAL_SIDE), drawn(sum(TRIAL_COUNTS), 2 * TRIAL_SIDE)
     weight = drawn(len(TRIAL_COUNTS), 2 * TRIAL_SIDE, TRIAL_SIDE)
+
+    def results(way: GroupedArithmetic) -> list[Tensor]:
+        products = [way.forward(rows, weight, counts), way.to_input(gradient, weight, counts)]
+        return [*products, way.to_weight(gradient, rows, counts)]
+
+    wanted = results(other)
+    _spoil(weight)
     try:
-        found = [arithmetic.forward(rows, weight, counts), arithmetic.to_input(gradient, weight, counts)]
-        found.append(arithmetic.to_weight(gradient, rows, counts))
-    except RuntimeError:
+        found = results(arithmetic)
+    except Exception:  # a kernel that is not there, or does not compile: of several kinds
         return False
-    wanted = [LOOP.forward(rows, weight, counts), LOOP.to_input(gradient, weight, counts), LOOP.to_weight(gradient, rows, counts)]
     return all(_is_near(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def _spoil(like: Tensor) -> None:
+    """Leave memory that is not numbers where results will be: what a product does not write is then found."""
+    spoilt = [torch.full_like(like, torch.nan) for _ in range(2)]
+    del spoilt
 
 
 def _is_near(found: Tensor, wanted: Tensor) -> bool:
@@ -137,6 +170,7 @@ class GroupedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_groups * num_out, num_in))
         self.bias = nn.Parameter(torch.empty(num_groups * num_out)) if bias else None
         self.put_off: PutOff | None = None
+        self.in_fp8 = False
 
     def matrices(self, weight: Tensor) -> Tensor:
         """The weight as one matrix for each group, [groups, out, in]."""
@@ -144,13 +178,14 @@ class GroupedLinear(nn.Module):
 
     def arithmetic(self, rows: Tensor) -> GroupedArithmetic:
         """How products of such rows are computed."""
+        if self.in_fp8:
+            from meshwright.train.kernels.grouped_fp8 import fp8_arithmetic_for
+
+            return fp8_arithmetic_for(rows.device, rows.dtype)
         return arithmetic_for(rows.device, rows.dtype)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """The product of each row with the matrix of its group, and the group's bias; rows are sorted by group."""
+        """The product of each row with the matrix of its group; rows are sorted by group. A bias is added by what comes after it."""
         weight = self.weight.detach() if self.put_off is not None and torch.is_grad_enabled() else self.weight
         made: Tensor = _GroupedProduct.apply(rows, weight, counts, self)
-        if self.bias is None:
-            return made
-        groups = torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=len(rows))
-        return made + self.bias.view(-1, self.num_out)[groups]
+        return made

@@ -17,6 +17,8 @@ HAS_KERNELS = torch.backends.cuda.is_built() and find_spec("triton") is not None
 if HAS_KERNELS:
     from meshwright.train.kernels import layer_kernels  # noqa: F401 - registers its operators
 
+SWISH = 1.702  # gpt-oss multiplies the argument of its sigmoid by this
+
 
 class Made(NamedTuple):
     """A tensor, and the tensors from which it can be computed again, so that a product need not keep it for its backward."""

@@ -2,6 +2,8 @@
 
 A row has a few slots, each with a destination or none: the experts that a token visits, or the ranks that it is sent to. Copies are sorted
 by destination, and for one destination by row, so that sums are added in one order and do not depend on chance.
+
+Each step is one pass on a GPU that has kernels for it, and plain operations on a processor.
 """
 
 from __future__ import annotations
@@ -11,6 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from meshwright.train.kernels.layer_functions import HAS_KERNELS
+
+if HAS_KERNELS:
+    from meshwright.train.kernels import route_kernels
 
 NOWHERE = -1  # the destination of a slot that is not used
 
@@ -28,11 +35,6 @@ class Routes:
         """The row that each copy is of."""
         return self.order // self.positions.shape[1]
 
-    @property
-    def takes_all(self) -> bool:
-        """Whether every slot has a copy; known from shapes, so that the host waits for nothing."""
-        return len(self.order) == self.positions.numel()
-
     def first(self, num_copies: int) -> Routes:
         """The same routes, of as many copies as there are: routes that were made for all slots may have more."""
         return Routes(self.order[:num_copies], self.positions, self.counts)
@@ -43,14 +45,22 @@ def routes_to(destinations: Tensor, num_destinations: int, num_copies: int | Non
 
     `num_copies`: how many slots have a destination, if the host knows it already; otherwise it waits for the device to learn it.
     """
-    keys = torch.where(destinations == NOWHERE, num_destinations, destinations).flatten()
+    keys = destinations.flatten()
+    if HAS_KERNELS and keys.is_cuda:
+        order, positions, counts = route_kernels.placed(keys.contiguous(), num_destinations)
+    else:
+        order, positions, counts = _placed(keys, num_destinations)
+    found = int(counts.sum()) if num_copies is None else num_copies
+    return Routes(order[:found], positions.view(destinations.shape), counts)
+
+
+def _placed(keys: Tensor, num_destinations: int) -> tuple[Tensor, Tensor, Tensor]:
+    keys = torch.where(keys == NOWHERE, num_destinations, keys)
     order = torch.sort(keys, stable=True).indices
     positions = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     counts = torch.zeros(num_destinations + 1, dtype=torch.int64, device=keys.device)
     counts.scatter_add_(0, keys, torch.ones_like(keys))
-    counts = counts[:num_destinations]
-    found = int(counts.sum()) if num_copies is None else num_copies
-    return Routes(order[:found], positions.view(destinations.shape), counts)
+    return order, positions, counts[:num_destinations]
 
 
 def spread(x: Tensor, routes: Routes) -> Tensor:
@@ -59,57 +69,72 @@ def spread(x: Tensor, routes: Routes) -> Tensor:
     return copies
 
 
-def collected(copies: Tensor, routes: Routes, weights: Tensor | None = None) -> Tensor:
-    """For every row the sum of its copies, times the `weights` [rows, slots] of its slots."""
-    rows: Tensor = _Collected.apply(copies, weights, routes)
+def collected(copies: Tensor, routes: Routes) -> Tensor:
+    """For every row the sum of its copies."""
+    rows: Tensor = _Collected.apply(copies, routes)
     return rows
 
 
-def _sums(copies: Tensor, routes: Routes, weights: Tensor | None) -> Tensor:
+def weights_of_copies(weights: Tensor, routes: Routes) -> Tensor:
+    """The weight of every copy, from those of the slots [rows, slots]."""
+    found: Tensor = _WeightsOfCopies.apply(weights, routes)
+    return found
+
+
+def _copies(x: Tensor, routes: Routes) -> Tensor:
+    if HAS_KERNELS and x.is_cuda:
+        return route_kernels.copied_rows(x.contiguous(), routes.order, routes.positions.shape[1])
+    return x[routes.rows]
+
+
+def _sums(copies: Tensor, routes: Routes) -> Tensor:
     """Sums in fp32, slot after slot; what a slot without a destination points to does not count, whatever it is."""
+    if HAS_KERNELS and copies.is_cuda:
+        return route_kernels.summed_rows(copies.contiguous(), routes.positions)
     num_rows, num_slots = routes.positions.shape
     total = torch.zeros((num_rows, copies.shape[1]), dtype=torch.float32, device=copies.device)
-    if not len(copies):
-        return total.to(copies.dtype)
-    for slot in range(num_slots):
-        position = routes.positions[:, slot]
-        rows = copies[position if routes.takes_all else position.clamp(max=len(copies) - 1)]
-        if not routes.takes_all:
-            rows = torch.where((position < len(copies))[:, None], rows, 0.0)
-        if weights is None:
-            total += rows
-        else:
-            total.addcmul_(rows, weights[:, slot, None])
+    for slot in range(num_slots if len(copies) else 0):
+        total += _of_slots(copies, routes.positions[:, slot])
     return total.to(copies.dtype)
+
+
+def _of_slots(copies: Tensor, positions: Tensor) -> Tensor:
+    """What the copies at these positions have; zeros for a position that has none."""
+    found = copies[positions.clamp(max=len(copies) - 1)]
+    return torch.where((positions < len(copies)).view(-1, *(1 for _ in copies.shape[1:])), found, 0.0)
 
 
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, routes: Routes) -> Tensor:
         ctx.routes = routes
-        return x[routes.rows]
+        return _copies(x, routes)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sums(gradient, ctx.routes, None), None
+        return _sums(gradient, ctx.routes), None
 
 
 class _Collected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, copies: Tensor, weights: Tensor | None, routes: Routes) -> Tensor:
+    def forward(ctx: Any, copies: Tensor, routes: Routes) -> Tensor:
         ctx.routes = routes
-        ctx.save_for_backward(*((copies, weights) if weights is not None else ()))
-        return _sums(copies, routes, weights)
+        return _sums(copies, routes)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        routes = ctx.routes
-        of_copies = gradient[routes.rows]
-        saved = ctx.saved_tensors
-        if not saved:
-            return of_copies, None, None
-        copies, weights = saved
-        d_weights = torch.zeros_like(weights).flatten()
-        d_weights[routes.order] = (of_copies.float() * copies.float()).sum(dim=-1).to(weights.dtype)
-        scaled = of_copies.float() * weights.flatten()[routes.order, None]
-        return scaled.to(copies.dtype), d_weights.view_as(weights), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _copies(gradient, ctx.routes), None
+
+
+class _WeightsOfCopies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, routes: Routes) -> Tensor:
+        ctx.routes = routes
+        return weights.flatten()[routes.order]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        positions = ctx.routes.positions
+        if not len(gradient):
+            return gradient.new_zeros(positions.shape), None
+        return _of_slots(gradient, positions.flatten()).view(positions.shape), None

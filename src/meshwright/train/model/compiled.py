@@ -36,19 +36,23 @@ def compile_layers(chunk: Transformer, layout: Layout, *, packed: bool, backend:
     Waiting for other ranks is a side effect too. So with context parallelism a layer is compiled in two pieces, before and after attention;
     with tensor parallelism the work between collectives is. Packed documents are as many as a batch happens to have, for which attention
     would be compiled again and again: they too have the two pieces, as have layers with a window or with sinks, whose attention has its own
-    backward pass.
+    backward pass. What experts compute is not compiled: it is a few kernels, and with expert parallelism the number of visits changes from
+    step to step. The pieces before it are: attention, and the norm with the router, unless ranks share sequences and add up their loads.
 
     The compiler recommends TF32 for products in fp32. Runs in fp32 are compared digit by digit, so they keep full precision.
     """
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
     compiled: Compile = partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)
     for block in (*chunk.blocks(), *(layer.block for layer in chunk.predictions())):
-        if isinstance(block.mlp, ExpertLayer):
+        is_whole = layout.cp == 1 and not packed and not block.attention.window and block.attention.sinks is None
+        if isinstance(block.mlp, ExpertLayer) and layout.tp > 1:
             block.compiled = BeforeExperts(block, compiled)
+        elif isinstance(block.mlp, ExpertLayer):
+            block.compiled = AroundExperts(block, compiled, attends=is_whole, scores=layout.cp == 1)
         elif layout.tp > 1:
             block.compiled = BetweenCollectives(block, compiled)
             _compile_arithmetic(block, backend)
-        elif layout.cp > 1 or packed or block.attention.window or block.attention.sinks is not None:
+        elif not is_whole:
             block.compiled = AroundAttention(block, compiled)
         elif repeats_half(block):
             block.compiled = InHalves(block, compiled)
@@ -105,9 +109,37 @@ class AroundAttention:
         return out
 
 
+class AroundExperts:
+    """A layer with experts in compiled pieces: its first half (in two pieces around attention, if that is not compiled), the norm with the
+    router, and shared experts."""
+
+    def __init__(self, block: Block, compiled: Compile, *, attends: bool, scores: bool) -> None:
+        assert isinstance(block.mlp, ExpertLayer), "a dense layer has no experts"
+        self.block, self.mlp = block, block.mlp
+        self.first = compiled(block.attention_half) if attends else self.in_pieces
+        self.before, self.added = compiled(block.before_attention), compiled(block.added)
+        self.scored = compiled(block.scored) if scores else block.scored
+        if isinstance(self.mlp.shared, MLP):
+            self.mlp.products = compiled(self.mlp.shared.products)
+
+    def __call__(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
+        return self.block.feed(self.second, self.first(x, context, rotation))
+
+    def in_pieces(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
+        """The first half, with attention as it is written."""
+        query, key, value = self.before(x, rotation)
+        out: Tensor = self.added(x, self.block.attention.attended(query, key, value, context))
+        return out
+
+    def second(self, x: Tensor) -> Tensor:
+        """The second half."""
+        past, rows, scored = self.scored(x)
+        out: Tensor = past + self.mlp.visited(rows, scored)
+        return out
+
+
 class BeforeExperts:
-    """A layer with experts: only the heads of its attention are compiled. How many tokens an expert gets changes from step to step, and
-    with expert parallelism the host waits for that number."""
+    """A layer with experts on tensor ranks: only the heads of its attention are compiled, since its router comes after a collective."""
 
     def __init__(self, block: Block, compiled: Compile) -> None:
         self.block, self.turned = block, compiled(block.attention.turned)
@@ -116,7 +148,8 @@ class BeforeExperts:
         attention = self.block.attention
         past, normed = self.block.attention_norm(x)
         query, key, value = self.turned(attention.projected(normed), rotation)
-        return self.block.after_attention(past, attention.attended(query, key, value, context))
+        half = past + attention.o.add_bias(attention.leave(attention.narrowed(attention.attended(query, key, value, context))))
+        return self.block.feed(self.block.fed, half)
 
 
 class BetweenCollectives:

@@ -14,17 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
-import torch
 from torch import Tensor, nn
 
 from meshwright.describe.model import Model
+from meshwright.train.kernels.expert_gate import Groups, weighted_gate
 from meshwright.train.kernels.grouped import GroupedLinear
-from meshwright.train.kernels.layer_functions import Made, gated, value_of
-from meshwright.train.kernels.routes import collected, routes_to, spread
-from meshwright.train.model.router import Choice, TokenRouter
+from meshwright.train.kernels.layer_functions import Made, value_of
+from meshwright.train.kernels.routes import collected, routes_to, spread, weights_of_copies
+from meshwright.train.model.router import Choice, Scored, TokenRouter
 
 PART = ".mlp.experts."  # in the name of every parameter of routed experts
-SWISH = 1.702  # gpt-oss multiplies the argument of its sigmoid by this
 
 
 def is_routed(name: str) -> bool:
@@ -57,24 +56,30 @@ class RoutedExperts(nn.Module):
         """Number of experts that are here."""
         return self.down.weight.shape[0] // self.down.num_out
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """The outputs of the experts, from rows that are sorted by expert."""
-        wide = self.gate_up(rows, counts)
-        made: Tensor = self.down(clamped(wide, self.limit) if self.limit else gated(wide), counts)
+    def forward(self, rows: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
+        """The outputs of the experts times the weights of the visits, from rows that are sorted by expert; without the last bias."""
+        bias = self.gate_up.bias
+        groups = None if bias is None else Groups(bias.view(self.num_held, -1), counts)
+        made: Tensor = self.down(weighted_gate(self.gate_up(rows, counts), weights, self.limit, groups), counts)
         return made
 
-
-def clamped(gate_up: Tensor, limit: float) -> Tensor:
-    """The gate of gpt-oss: gate and input are clamped, and the input has one added to it."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * SWISH))
+    def add_biases(self, made: Tensor, choice: Choice) -> Tensor:
+        """The sums of outputs, plus the last biases of the experts that each row visits with their weights."""
+        if self.down.bias is None:
+            return made
+        weights = choice.weights.new_zeros(len(made), self.num_held).scatter_add(1, choice.experts.clamp(min=0), choice.weights)
+        bias = self.down.bias.view(self.num_held, -1)
+        return made + (weights @ bias.to(weights.dtype)).to(made.dtype)
 
 
 def visit(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:
-    """For every row the weighted sum of what its experts here make of it. The host waits for nothing, unless visits are dropped."""
+    """For every row the weighted sum of what its experts here make of it. The host waits for nothing, unless visits are dropped.
+
+    An expert that is not visited has no weight in a choice.
+    """
     routes = routes_to(choice.experts, experts.num_held, choice.num_visits)
-    return collected(experts(spread(rows, routes), routes.counts), routes, choice.weights)
+    made = experts(spread(rows, routes), routes.counts, weights_of_copies(choice.weights, routes))
+    return experts.add_biases(collected(made, routes), choice)
 
 
 def visit_here(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Callable[[], Tensor]:
@@ -101,11 +106,16 @@ class ExpertLayer(nn.Module):
         self.router = TokenRouter(model.hidden, model.experts)
         self.experts = RoutedExperts(model)
         self.shared = shared
+        self.products: Callable[[Tensor | Made], Tensor] | None = None  # those of shared experts, if they are compiled
         self.visit: Callable[[Tensor, Choice, RoutedExperts], Callable[[], Tensor]] = visit_here
 
     def forward(self, x: Tensor | Made) -> Tensor:
+        return self.visited(x, self.router.scored(value_of(x)))
+
+    def visited(self, x: Tensor | Made, scored: Scored) -> Tensor:
+        """The output, from hidden states and what the router made of them."""
         rows, shared = value_of(x), cast(SharedExperts | None, self.shared)
-        arrives = self.visit(rows.flatten(0, 1), self.router(rows), self.experts)
-        narrow = None if shared is None else shared.products(x)
+        arrives = self.visit(rows.flatten(0, 1), self.router.choice(scored), self.experts)
+        narrow = None if shared is None else (self.products or shared.products)(x)
         made = arrives().view_as(rows)
         return made if shared is None or narrow is None else made + shared.finished(narrow)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Experts
 from meshwright.describe.router import Balance
 from meshwright.train.kernels.routes import NOWHERE, routes_to
+from meshwright.train.kernels.scores import highest, logits_of
 
 TINY = 1e-20  # added to a sum of weights before the division, as DeepSeek does
 COUNTED = ("dropped", "auxiliary", "z", "entropy")  # what a tally holds after the loads, each summed over tokens
@@ -28,6 +29,15 @@ class Choice(NamedTuple):
     experts: Tensor
     weights: Tensor  # fp32
     num_visits: int | None = None  # how many are visited, if the host knows it: all, unless some are dropped
+
+
+class Scored(NamedTuple):
+    """What a router computes from hidden states. The last two are there if it counts in the backward pass."""
+
+    experts: Tensor  # [tokens, active]
+    weights: Tensor  # fp32
+    loss: Tensor | None
+    counted: Tensor | None
 
 
 @dataclass(slots=True, eq=False)
@@ -63,15 +73,25 @@ class TokenRouter(nn.Module):
 
     def forward(self, x: Tensor) -> Choice:
         """The choice of every token, from normalized hidden states [B, T, H]."""
-        bias = self.bias.float() if self.bias is not None else None
-        logits = F.linear(x.float(), self.weight.float(), bias)
+        return self.choice(self.scored(x))
+
+    def scored(self, x: Tensor) -> Scored:
+        """What is computed from hidden states [B, T, H], without any side effect."""
+        logits = logits_of(x, self.weight, self.bias)
         scores = logits if self.router.chooses_first else logits.softmax(-1) if self.router.scores == "softmax" else logits.sigmoid()
         chosen = self.chosen(scores)
         weights = self.weights_of(scores.gather(-1, chosen))
-        experts, weights = chosen.flatten(0, 1), weights.flatten(0, 1)
+        loss, counted = self.counted(logits, scores, chosen) if self.tally is not None and torch.is_grad_enabled() else (None, None)
+        return Scored(chosen.flatten(0, 1), weights.flatten(0, 1), loss, counted)
+
+    def choice(self, scored: Scored) -> Choice:
+        """The choice itself: visits beyond the capacity of an expert are dropped, and the backward pass counts."""
+        experts, weights, loss, counted = scored
         visited = within(experts, self.capacity(len(experts)), self.experts.num_experts) if self.balance.capacity else experts
-        if self.tally is not None and torch.is_grad_enabled():
-            weights = self.watched(weights, logits, scores, chosen, dropped=(visited != experts).sum())
+        if loss is not None and counted is not None:
+            if visited is not experts:
+                counted = counted + F.pad((visited != experts).sum().to(counted)[None], (self.experts.num_experts, len(COUNTED) - 1))
+            weights = _Watched.apply(weights, loss, counted, self.tally)
         if visited is experts:
             return Choice(experts, weights, experts.numel())
         return Choice(visited, torch.where(visited == NOWHERE, 0.0, weights))
@@ -85,9 +105,10 @@ class TokenRouter(nn.Module):
         if router.num_groups > 1:
             grouped = scores.unflatten(-1, (router.num_groups, -1))
             best = grouped.topk(router.num_group_scores, dim=-1).values.sum(-1)
-            lost = _sorted(best)[..., router.num_chosen_groups :]
-            scores = grouped.scatter(-2, lost[..., None].expand(*lost.shape, grouped.shape[-1]), -torch.inf).flatten(-2)
-        return _sorted(scores)[..., : self.experts.num_active]
+            kept = highest(best, router.num_chosen_groups)
+            lost = torch.ones_like(best, dtype=torch.bool).scatter(-1, kept, value=False)
+            scores = grouped.masked_fill(lost[..., None], -torch.inf).flatten(-2)
+        return highest(scores, self.experts.num_active)
 
     def weights_of(self, scores: Tensor) -> Tensor:
         """The weights of chosen experts, from their scores."""
@@ -105,9 +126,8 @@ class TokenRouter(nn.Module):
         mean = num_tokens * self.experts.num_active / self.experts.num_experts
         return max(int(-(-self.balance.capacity * mean // 1)), 1)
 
-    def watched(self, weights: Tensor, logits: Tensor, scores: Tensor, chosen: Tensor, dropped: Tensor) -> Tensor:
-        """The same weights; their backward pass also adds the gradients of the balance losses, and counts."""
-        assert self.tally is not None, "only a router that counts is watched"
+    def counted(self, logits: Tensor, scores: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses whose gradients begin at the router, and what a tally is to count: loads, and `COUNTED` as if none was dropped."""
         hits = _hits(chosen, self.experts.num_experts)  # [B, E]
         probabilities = self.probabilities(logits, scores)
         zero = logits.new_zeros(())
@@ -115,9 +135,8 @@ class TokenRouter(nn.Module):
         z = logits.logsumexp(-1).square().sum() if self.balance.z else zero
         loss = self.balance.auxiliary * auxiliary + self.balance.z * z
         entropy = torch.special.entr(probabilities.detach()).sum()
-        counted = torch.stack([value.detach().double() for value in (dropped, auxiliary, z, entropy)])
-        made: Tensor = _Watched.apply(weights, loss, torch.cat((hits.sum(0).double(), counted)), self.tally)
-        return made
+        sums = torch.stack([value.detach().double() for value in (zero, auxiliary, z, entropy)])
+        return loss, torch.cat((hits.sum(0).double(), sums))
 
     def probabilities(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Scores of all experts, which add up to one for every token."""
@@ -166,11 +185,6 @@ def _hits(chosen: Tensor, num_experts: int) -> Tensor:
     """How many tokens of each sequence chose each expert, [B, experts]."""
     flat = chosen.flatten(1)
     return torch.zeros(len(flat), num_experts, dtype=torch.int64, device=flat.device).scatter_add_(1, flat, torch.ones_like(flat))
-
-
-def _sorted(scores: Tensor) -> Tensor:
-    """Indices along the last dimension from the largest score to the smallest; of equal ones the lower index comes first."""
-    return torch.sort(scores, dim=-1, descending=True, stable=True).indices
 
 
 def _same(x: Tensor) -> Tensor:

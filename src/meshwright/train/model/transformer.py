@@ -25,6 +25,7 @@ from meshwright.train.model.attention import Context, Heads, attention_of, same
 from meshwright.train.model.experts import ExpertLayer, expert_tensors, is_routed
 from meshwright.train.model.norms import norm_of
 from meshwright.train.model.rotary import Rotary, Rotation
+from meshwright.train.model.router import Scored
 
 ADAPTER = ".adapter."  # in the names of parameters that adapters add: `layers.0.attention.qkv.adapter.q.lora_a`
 
@@ -113,6 +114,13 @@ class Block(nn.Module):
         past, normed = self.mlp_norm(x)
         made: Tensor = past + self.mlp(normed)
         return made
+
+    def scored(self, x: Tensor) -> tuple[Tensor, Tensor, Scored]:
+        """The second half before tokens visit experts: the residual, hidden states, and what the router makes of them."""
+        assert isinstance(self.mlp, ExpertLayer), "a dense layer has no router"
+        past, normed = self.mlp_norm(x)
+        rows = value_of(normed)  # the router keeps them anyway
+        return past, rows, self.mlp.router.scored(rows)
 
     def feed(self, half: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The second half, however it is computed; the backward pass may compute it again."""
