@@ -27,7 +27,10 @@ STEPS_BETWEEN = 4  # a profiler's first start takes a second, in which a card co
 FUSED = r"^triton_(poi|red|per)_"
 BY_NAME = (
     ("attention", r"sdpa|fmha|flash|attention|_attn"),
-    ("GEMM", r"^triton_(tem|mm)|nvjet|gemm|cutlass|cublas|xmma|splitk|scaled_mm|gemv|::mm\b|::addmm|::linear|::matmul|::bmm"),
+    (
+        "GEMM",
+        r"^triton_(tem|mm)|^_(product|weight_gradient)|grouped_mm|nvjet|gemm|cutlass|cublas|xmma|splitk|scaled_mm|gemv|::mm\b|::addmm|::linear|::matmul|::bmm",
+    ),
 )
 BY_ANNOTATION = (("optimizer", r"h200 optimizer|^Optimizer\.step"), ("loss", r"h200 loss"))
 BY_NAME_THEN = (
@@ -38,7 +41,8 @@ BY_NAME_THEN = (
     (
         "norms and elementwise",
         r"triton_|elementwise|vectorized|reduce|embedding|index|catarray|norm|silu|rsqrt|copy|fill|aten::|distribution"
-        r"|^_(gate|heads)_back|compute_grad_weight|sum_and_scatter|radix_sort|unique_by_key",  # ours; the rest: gradient of embeddings
+        r"|^_(gate|heads)_back|compute_grad_weight|sum_and_scatter|radix_sort|unique_by_key"  # ours; the rest: gradient of embeddings
+        r"|^_gate|^_(count|scan|place|copy_rows|sum_rows|sum_groups|highest)|sort|scan|gather|scatter|fill_indices|histogram",  # experts
     ),
 )
 

@@ -75,6 +75,15 @@ def test_a_setting_that_does_not_fit_is_followed_by_the_next(part: Any, monkeypa
     assert results.rows("speed")[0]["recompute"] == "full"
 
 
+def test_kernels_of_experts_are_of_a_known_kind(part: Any) -> None:
+    kinds = part("h200_parts.kinds")
+    products = ("_product", "_weight_gradient", "void cutlass::device_kernel<at::cuda::detail::GemmUniversal>")
+    assert {kinds.kind_of(name, 0.0, {}) for name in products} == {"GEMM"}
+    others = ("_count", "_scan", "_place", "_copy_rows", "_sum_rows", "_gate", "_gate_back", "_sum_groups", "_highest")
+    assert {kinds.kind_of(name, 0.0, {}) for name in others} == {"norms and elementwise"}
+    assert kinds.kind_of("_round_rows", 0.0, {}) == "fp8 scales and casts"
+
+
 def test_the_models_are_as_large_as_their_names_say(part: Any) -> None:
     mixtures = part("h200_parts.mixtures")
     assert mixtures.DEEPSEEK.num_parameters == pytest.approx(15.7e9, rel=0.01)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from expert_cases import MIXTRAL
+from parity import WORKLOAD, joined, run_steps
+from ranks import Pools
 
+from meshwright.layout import Layout, parse_layout
 from meshwright.train.kernels import grouped_fp8
 from meshwright.train.kernels.fp8 import use_fp8
 from meshwright.train.kernels.grouped import LOOP, GroupedArithmetic, GroupedLinear, agrees
@@ -61,3 +68,15 @@ def test_where_torchs_products_are_wrong_experts_multiply_in_bf16_and_it_is_said
     monkeypatch.setattr(grouped_fp8, "arithmetic_for", lambda *_: LOOP)
     with pytest.warns(UserWarning, match="not right here"):
         assert fp8_arithmetic_for.__wrapped__(torch.device("cuda"), torch.bfloat16) is LOOP
+
+
+def test_training_experts_in_fp8_follows_bf16(pools: Pools) -> None:
+    """The bounds are those of dense layers in fp8."""
+    bf16, fp8 = (replace(WORKLOAD, precision=precision) for precision in ("bf16", "fp8-current"))
+    wanted = joined(pools.of(1).run(run_steps, MIXTRAL, bf16, Layout(micro_batch=8), 2))
+    found = joined(pools.of(2).run(run_steps, MIXTRAL, fp8, parse_layout("dp=2,ep=2"), 2))
+    for ours, theirs in zip(found.losses, wanted.losses, strict=True):
+        assert ours != theirs and abs(ours / theirs - 1) < 0.003
+    assert abs(found.norms[0] / wanted.norms[0] - 1) < 0.05
+    for name, gradient in wanted.gradients.items():
+        assert np.linalg.norm(found.gradients[name] - gradient) < 0.2 * np.linalg.norm(gradient) + 0.01 * wanted.norms[0], name

@@ -56,30 +56,29 @@ class RoutedExperts(nn.Module):
         """Number of experts that are here."""
         return self.down.weight.shape[0] // self.down.num_out
 
-    def forward(self, rows: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
-        """The outputs of the experts times the weights of the visits, from rows that are sorted by expert; without the last bias."""
-        bias = self.gate_up.bias
-        groups = None if bias is None else Groups(bias.view(self.num_held, -1), counts)
-        made: Tensor = self.down(weighted_gate(self.gate_up(rows, counts), weights, self.limit, groups), counts)
-        return made
+    def forward(self, rows: Tensor, choice: Choice) -> Tensor:
+        """For every row the weighted sum of what its experts here make of it. The host waits for nothing, unless visits are dropped.
 
-    def add_biases(self, made: Tensor, choice: Choice) -> Tensor:
-        """The sums of outputs, plus the last biases of the experts that each row visits with their weights."""
-        if self.down.bias is None:
-            return made
-        weights = choice.weights.new_zeros(len(made), self.num_held).scatter_add(1, choice.experts.clamp(min=0), choice.weights)
-        bias = self.down.bias.view(self.num_held, -1)
-        return made + (weights @ bias.to(weights.dtype)).to(made.dtype)
+        An expert that is not visited has no weight in a choice.
+        """
+        routes = routes_to(choice.experts, self.num_held, choice.num_visits)
+        weights, bias = weights_of_copies(choice.weights, routes), self.gate_up.bias
+        groups = None if bias is None else Groups(bias.view(self.num_held, -1), routes.counts)
+        inner = weighted_gate(self.gate_up(spread(rows, routes), routes.counts), weights, self.limit, groups)
+        made = collected(self.down(inner, routes.counts), routes)
+        return made if self.down.bias is None else made + self.weighted_biases(self.down.bias, choice).to(made.dtype)
+
+    def weighted_biases(self, bias: Tensor, choice: Choice) -> Tensor:
+        """For every row the last biases of its experts times their weights, in fp32."""
+        weights = choice.weights.new_zeros(len(choice.weights), self.num_held)
+        weights = weights.scatter_add(1, choice.experts.clamp(min=0), choice.weights)
+        return weights @ bias.view(self.num_held, -1).to(weights.dtype)
 
 
 def visit(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:
-    """For every row the weighted sum of what its experts here make of it. The host waits for nothing, unless visits are dropped.
-
-    An expert that is not visited has no weight in a choice.
-    """
-    routes = routes_to(choice.experts, experts.num_held, choice.num_visits)
-    made = experts(spread(rows, routes), routes.counts, weights_of_copies(choice.weights, routes))
-    return experts.add_biases(collected(made, routes), choice)
+    """For every row the weighted sum of what its experts here make of it."""
+    made: Tensor = experts(rows, choice)
+    return made
 
 
 def visit_here(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Callable[[], Tensor]:

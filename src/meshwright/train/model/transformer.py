@@ -120,7 +120,8 @@ class Block(nn.Module):
         assert isinstance(self.mlp, ExpertLayer), "a dense layer has no router"
         past, normed = self.mlp_norm(x)
         rows = value_of(normed)  # the router keeps them anyway
-        return past, rows, self.mlp.router.scored(rows)
+        # A copy: a compiled piece gives back its own input by a way around it, and then one kernel could not add both gradients.
+        return past.clone(), rows, self.mlp.router.scored(rows)
 
     def feed(self, half: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The second half, however it is computed; the backward pass may compute it again."""
