@@ -111,3 +111,12 @@ def wait_until(is_so, within_s=20.0):
     while not is_so():
         assert time.monotonic() < until_s, "it did not come to pass"
         time.sleep(0.05)
+
+
+def test_ranks_have_their_program_at_the_same_addresses_where_the_system_lets_them(make, capfd):
+    if subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode:
+        pytest.skip("this machine does not let programs choose their addresses")
+    lab = make(num_racks=1, num_hosts=2, num_ranks=1).lab
+    assert run(starts(lab, ["head", "-n1", "/proc/self/maps"], in_order(2), num_cores=2)) == 0
+    first, other = capfd.readouterr()
+    assert first.split()[0] == other.split("] ", 1)[1].split()[0]

@@ -348,8 +348,11 @@ LAB = replace(
 )
 
 
-def on_lab(slower: float = 1.0, **layout: object) -> MeasuredPricer:
-    """Prices on two hosts of two ranks: between hosts an exchange of 1 MB takes 1 s longer than in one, and less in proportion."""
+def on_lab(slower: float = 1.0, cores_share: float = 0.0, **layout: object) -> MeasuredPricer:
+    """Prices on two hosts of two ranks: between hosts an exchange of 1 MB takes 1 s longer than in one, and less in proportion.
+
+    `cores_share` of this is the cores' work for the network.
+    """
     cores = load_profile(FIXTURES / "profile_of_cores.json")
     llama, job = load_model("llama-2m"), load_workload("python-stdlib")
     tiers = tuple(TierTimed(name=one.name, num_accelerators=one.num_accelerators, bytes_per_s=one.bytes_per_s) for one in LAB)
@@ -358,8 +361,12 @@ def on_lab(slower: float = 1.0, **layout: object) -> MeasuredPricer:
         for kind in ("all-gather", "reduce-scatter", "all-reduce", "message"):
             for size in (2**power for power in range(10, 23)):
                 times, ranks = measured(llama, job, cores).rates.collectives[kind], members[-1]
-                seconds = float(exchange_s(size, ranks, *times)) + wait_s * size / 1e6
-                placed.append(CollectiveTime(kind=kind, num_ranks=ranks, payload_bytes=size, seconds=seconds, members=members))
+                alone_s, wait = float(exchange_s(size, ranks, *times)), wait_s * size / 1e6
+                core_s = (alone_s + cores_share * wait) / max(cores.num_processes / cores.num_cores, 1.0) if cores_share else 0.0
+                timed = CollectiveTime(
+                    kind=kind, num_ranks=ranks, payload_bytes=size, seconds=alone_s + wait, members=members, core_s=core_s
+                )
+                placed.append(timed)
     profile = replace(cores, tiers=tiers, collectives=(*cores.collectives, *placed))
     spine = replace(LAB.tiers[1], bytes_per_s=LAB.tiers[1].bytes_per_s / slower)
     cluster = replace(LAB, tiers=(LAB.tiers[0], spine))
@@ -374,6 +381,17 @@ def test_an_axis_that_leaves_the_host_waits_for_the_link_and_one_that_stays_does
     waits_s = across.tensor_s() - across.without_waits().tensor_s()
     assert waits_s == pytest.approx(4 * payload / 1e6, rel=0.02)
     assert across.without_waits().tensor_s() == pytest.approx(inside.tensor_s())
+
+
+def test_what_the_network_costs_the_cores_is_no_wait_for_a_link() -> None:
+    outermost_tp = ("dp", "cp", "pp", "tp")
+    uncounted = on_lab(tp=2, dp=2, order=outermost_tp)
+    counted = on_lab(cores_share=0.25, tp=2, dp=2, order=outermost_tp)
+    assert counted.tensor_s() == pytest.approx(uncounted.tensor_s())  # the same seconds by the clock
+    waits_s = uncounted.tensor_s() - uncounted.without_waits().tensor_s()
+    assert counted.without_waits().tensor_s() - uncounted.without_waits().tensor_s() == pytest.approx(0.25 * waits_s, rel=0.02)
+    slower = on_lab(2.0, cores_share=0.25, tp=2, dp=2, order=outermost_tp)
+    assert slower.tensor_s() - counted.tensor_s() == pytest.approx(0.75 * waits_s, rel=0.02)  # a slower link is no more work
 
 
 def test_a_link_that_became_slower_makes_its_waits_longer_in_proportion() -> None:

@@ -27,6 +27,7 @@ class Placed:
     members: tuple[int, ...]  # of a group in one domain of each tier, from the inside out
     sizes: Column  # bytes, rising
     seconds: Column
+    core_s: Column | None = None  # of a core's work in each process; None: not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +175,24 @@ def placed_exchange_s(payload_bytes: Any, members: Column, timed: Sequence[Place
 
     A placement that was not timed takes the nearest that was, by the logarithms of its members, in proportion to the ranks minus one.
     """
+    return _placed(payload_bytes, members, timed, [one.seconds for one in timed])
+
+
+def placed_core_s(payload_bytes: Any, members: Column, timed: Sequence[Placed]) -> Column:
+    """The same for the seconds of a core's work in each process; 0 where they were not counted."""
+    return _placed(payload_bytes, members, timed, [one.core_s for one in timed])
+
+
+def _placed(payload_bytes: Any, members: Column, timed: Sequence[Placed], values: Sequence[Column | None]) -> Column:
     ranks = members[-1]
     payload, _ = np.broadcast_arrays(np.asarray(payload_bytes, dtype=np.float64), ranks)
     logs = np.log(members)
     gaps = np.stack([np.sum(np.abs(logs - np.log(np.array(one.members, dtype=np.float64))[:, None]), axis=0) for one in timed])
     nearest, result = np.argmin(gaps, axis=0), np.zeros(payload.shape)
-    for i, one in enumerate(timed):
-        each = _between_sizes(payload, one.sizes, one.seconds) * (ranks - 1) / (one.members[-1] - 1)
-        result = np.where(nearest == i, each, result)
+    for i, (one, seconds) in enumerate(zip(timed, values, strict=True)):
+        if seconds is not None:
+            each = _between_sizes(payload, one.sizes, seconds) * (ranks - 1) / (one.members[-1] - 1)
+            result = np.where(nearest == i, each, result)
     return np.where((ranks > 1) & (payload > 0), result, 0.0)
 
 

@@ -116,6 +116,7 @@ class CollectiveTime:
     payload_bytes: int  # of the whole
     seconds: float
     members: tuple[int, ...] = ()  # of a group in one domain of each tier, from the inside out; empty: all in one machine
+    core_s: float = 0.0  # between hosts: of these seconds, those of a core's work in each process; 0: not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +297,9 @@ def _check(profile: Profile, where: str) -> None:
         if one.members and not is_placed:
             fix = f"one number for each of the {len(profile.tiers)} tiers, from 1 to num_ranks"
             raise InputError(f"collectives[{i}] has members={list(one.members)}", where=where, fix=fix)
+        wanted.pop(f"collectives[{i}].core_s", None)
+        if not 0 <= one.core_s <= MOST_REAL:
+            raise InputError(f"collectives[{i}].core_s is {one.core_s!r}, which is no number of seconds", where=where, fix=_FIX)
     for name, value in wanted.items():
         if not 0 < value <= MOST_REAL:
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)

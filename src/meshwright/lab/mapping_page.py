@@ -169,7 +169,7 @@ def _bars(ordered: Sequence[Tried]) -> Html:
         marks = tuple(mark(end_s / full_s, var("ink")) for end_s in ends)
         rows.append(("", "measured", seconds(one.measured_s), _bar(one.parts_s, scale, full_s, marks)))
     caption = "Seconds of a step by part; thin lines: two standard errors of the measured median"
-    return table(("mapping", "", "step>", "parts"), rows, "steps of each mapping", caption=caption, class_="bars")
+    return table(("mapping", "", "step>", "parts"), rows, "steps of each mapping", caption=caption, class_="bars side")
 
 
 def _bar(parts: Parts[str, float], scale: float, full_s: float, marks: tuple[Html, ...]) -> Html:

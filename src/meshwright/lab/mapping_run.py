@@ -80,10 +80,10 @@ def tried(mapping: Mapping, folder: Path, others_share: float) -> Tried:
 def try_all(
     wanted: Sequence[Mapping], lab: Lab, folder: Path, num_cores: int, budget_s: float, report: Callable[[str], None]
 ) -> list[Tried]:
-    """Run all mappings, one after another."""
+    """Run all mappings, one after another; those that are expected to be fast come first, so that their results are soon known."""
     folder.mkdir(parents=True, exist_ok=True)
     found = []
-    for mapping in wanted:
+    for mapping in sorted(wanted, key=lambda one: one.predicted_s):
         report(f"running {mapping.words}: {num_steps_for(mapping.predicted_s, budget_s)} steps of about {mapping.predicted_s:.2f} s")
         found.append(try_mapping(mapping, lab, folder, num_cores, budget_s))
     return found

@@ -156,4 +156,4 @@ def _bars(pairs: Sequence[tuple[str, float, float]], said: str) -> Html:
         ends = (mark(predicted_s / full_s, var("ink")),)
         rows.append((tag("b", what), said, seconds(predicted_s), bar([(0.0, predicted_s / full_s, var("bubble"))])))
         rows.append(("", "measured", seconds(measured_s), bar([(0.0, measured_s / full_s, var("accent"))], *ends)))
-    return table(("", "", "step>", "seconds"), rows, "steps", caption=f"Thin lines: the {said} step", class_="bars")
+    return table(("", "", "step>", "seconds"), rows, "steps", caption=f"Thin lines: the {said} step", class_="bars side")

@@ -145,9 +145,9 @@ def _placed(profile: Profile) -> dict[str, tuple[Placed, ...]]:
     """Collectives between hosts, by kind."""
     found: dict[str, list[Placed]] = {}
     for kind, members in sorted({(c.kind, c.members) for c in profile.between_hosts}):
-        same = sorted((c.payload_bytes, c.seconds) for c in profile.between_hosts if (c.kind, c.members) == (kind, members))
-        sizes, seconds = np.array(same, dtype=np.float64).T
-        found.setdefault(kind, []).append(Placed(members, sizes, seconds))
+        same = sorted((c.payload_bytes, c.seconds, c.core_s) for c in profile.between_hosts if (c.kind, c.members) == (kind, members))
+        sizes, seconds, core_s = np.array(same, dtype=np.float64).T
+        found.setdefault(kind, []).append(Placed(members, sizes, seconds, core_s if core_s.min() > 0 else None))
     return {kind: tuple(each) for kind, each in found.items()}
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s, sent_once_s
 from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
-from meshwright.cost.measured import LayerTime, ends_time, exchange_s, layer_time, placed_exchange_s, tensor_exchange_s
+from meshwright.cost.measured import LayerTime, ends_time, exchange_s, layer_time, placed_core_s, placed_exchange_s, tensor_exchange_s
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes
 from meshwright.errors import InputError
@@ -570,18 +570,27 @@ class MeasuredPricer(Pricer):
         """Seconds by which an exchange between hosts is longer than in one machine, where such exchanges were timed; else 0.
 
         They were timed with all groups at work at once, so what groups share is in them. A tier that is slower now than it was then makes
-        them longer in proportion.
+        the wait longer in proportion. What the network costs the cores, beyond the same exchange in one machine, is no wait: it stays
+        where waits are left out.
         """
-        timed = self.m.rates.placed.get(kind, ()) if self.waits else ()
+        timed = self.m.rates.placed.get(kind, ())
         if not timed:
             return np.zeros_like(self.tokens)
         members = self._as_timed(members)
         alone_s = exchange_s(payload_bytes, members[-1], *self.m.rates.collectives[kind])
+        working_s = np.maximum(placed_core_s(payload_bytes, members, timed) * self._ranks_per_core() - alone_s, 0.0)
+        if not self.waits:
+            return np.asarray(working_s)
         placed_s = placed_exchange_s(payload_bytes, members, timed)
         below = np.concatenate([np.ones_like(members[:1]), members[:-1]])
         outermost = np.max(np.where(members > below, np.arange(len(members))[:, None], 0), axis=0)
         slower: Column = np.take_along_axis(self.slower, outermost[None], axis=0)[0]
-        return np.asarray(np.maximum(placed_s - alone_s, 0.0) * slower)
+        return np.asarray(working_s + np.maximum(placed_s - alone_s - working_s, 0.0) * slower)
+
+    def _ranks_per_core(self) -> float:
+        """Processes that shared a core when exchanges were timed."""
+        profile = self.m.profile
+        return max(profile.num_processes / max(profile.num_cores, 1), 1.0) if profile.shares_cores else 1.0
 
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch. What recomputing adds leaves out the last product, which nothing reads again; but a

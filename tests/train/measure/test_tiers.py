@@ -42,6 +42,7 @@ def test_all_ranks_time_all_tiers_and_the_profile_reads_back(pools: Pools, tmp_p
     profile = read_profile(found[0], "test")
     assert [tier.name for tier in profile.tiers] == ["host", "spine"]
     assert {one.members for one in profile.between_hosts} == {(2, 2), (1, 2), (2, 4)}
+    assert all(one.core_s > 0 for one in profile.between_hosts)
     assert profile.on_one_machine == load_profile(FIXTURES / "profile_of_cores.json").on_one_machine
     path = tmp_path / "profile.json"
     path.write_text(profile_text(profile))
