@@ -137,6 +137,27 @@ def test_a_job_whose_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
 
 
 @pytest.mark.long
+def test_a_job_whose_nodes_are_taken_by_an_urgent_one_is_queued_again_and_resumes(lab, tmp_path):
+    plan = planned(lab, tmp_path, "pp=2,dp=2,mbs=1")
+    steps = tmp_path / "runs" / "pushed" / "steps.jsonl"
+    submitted = lab.launch(plan, "--on", "slurm", "--name", "pushed", options=DEATH)
+    assert submitted.returncode == 0, submitted.stderr
+    until_s = time.monotonic() + 120
+    while (not steps.exists() or len(steps.read_text().splitlines()) < 7) and time.monotonic() < until_s:
+        time.sleep(0.5)
+    urgent = lab.on_login(
+        "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "sleep 5"
+    )
+    assert urgent.returncode == 0, urgent.stderr
+    done = lab.launch(plan, "--on", "slurm", "--name", "pushed", "--follow", options=DEATH)
+    assert done.returncode == 0, done.stderr + done.stdout
+    jobs = lab.on_login("scontrol", "show", "job").stdout
+    assert "JobName=pushed" in jobs and " Restarts=1 " in jobs.partition("JobName=pushed")[2].partition("JobId=")[0]
+    numbers = [json.loads(line)["step"] for line in steps.read_text().splitlines()]
+    assert max(numbers) == 40 and set(range(1, 41)) <= set(numbers)
+
+
+@pytest.mark.long
 def test_a_job_is_planned_again_for_racks_of_another_shape(needs_root, lab, tmp_path):
     plan = planned(lab, tmp_path, "pp=2,dp=2,mbs=1")
     with on_lab.made("w", "--hosts", "3", "--ranks", "1", "--slurm", "--uplink", "1gbit") as wide:

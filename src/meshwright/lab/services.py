@@ -15,6 +15,7 @@ from meshwright.lab.description import LOGIN, Host, Lab
 GPU = "pretended"  # the type of GPU that Slurm is told of
 NODE_MB = 4000  # memory that Slurm is told of; it does not hand it out
 LOST_S = 20  # after which Slurm gives a silent node up
+URGENT = "urgent"  # a partition whose jobs take the nodes of others, which are queued again
 DATABASE_USER = "slurm"
 CREDENTIAL_S = 15  # Slurm waits so long before it starts a requeued job again; its own 120 s are for clocks that differ
 
@@ -101,6 +102,8 @@ def slurm_conf(lab: Lab, folder: Folder) -> str:
         "TopologyPlugin": "topology/tree",
         "GresTypes": "gpu",
         "JobRequeue": "1",
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
         "PropagateResourceLimits": "NONE",
     }
     if lab.has_accounting:
@@ -116,8 +119,11 @@ def slurm_conf(lab: Lab, folder: Folder) -> str:
         f"NodeName={host} NodeAddr={lab.management_address(host)} CPUs={lab.num_ranks} RealMemory={NODE_MB} Gres=gpu:{GPU}:{lab.num_ranks}"
         for host in lab.hosts
     ]
-    partition = f"PartitionName={lab.name} Nodes=ALL Default=YES State=UP MaxTime=INFINITE"
-    return _lines([*(f"{key}={value}" for key, value in values.items()), *nodes, partition])
+    partitions = [
+        f"PartitionName={lab.name} Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=1",
+        f"PartitionName={URGENT} Nodes=ALL State=UP MaxTime=INFINITE PriorityTier=10",
+    ]
+    return _lines([*(f"{key}={value}" for key, value in values.items()), *nodes, *partitions])
 
 
 def slurmdbd_conf(lab: Lab, folder: Folder) -> str:
