@@ -14,6 +14,18 @@ def test_the_training_command_continues_a_run_that_is_there(request_of):
     ]  # fmt: skip
 
 
+def test_each_node_has_a_supervisor_where_replicas_may_come_and_go(request_of):
+    request = request_of("replicas", name="a b", options=("--steps", "5"))
+    assert request.keeps_going and request_of("cores").keeps_going
+    assert request.supervised("p.json", "/j/secret", node="$N", address="$A", port=1) == (
+        "python3 -m meshwright train p.json --name 'a b' --runs /shared/runs --resume-if-exists --secret /j/secret --steps 5 "
+        "--keep-going --nodes 4 --node $N --meet $A:1"
+    )
+    asked = request_of("replicas", options=("--keep-going",)).supervised("p.json", "", node="0", address="a", port=1)
+    assert asked.count("--keep-going") == 1
+    assert not request_of("replicas", site=Site(restarts=0)).keeps_going
+
+
 def test_torchrun_starts_the_ranks_of_a_node(request_of):
     request = request_of(runs=Path("/a b"))
     command = request.torchrun("p.json", "/j/secret", num_nodes=2, num_local=4, node="$N", address="$A", port=1)

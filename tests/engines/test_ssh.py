@@ -22,12 +22,12 @@ HOST=$host exec bash -c "${@: -1}"
 
 @pytest.fixture
 def job(request_of, programs, tmp_path):
-    def made(body: str, plan: str = "cores"):
+    def made(body: str, plan: str = "cores", restarts: int = 0):
         programs.add("ssh", SSH)
         programs.add("nvidia-smi", 'seq -f "GPU %g" 1 "$(cat "gpus.$HOST" 2> /dev/null || echo 8)"')
         programs.add("python", f'[ "$1" = -c ] && exit 0\n{body}')
         count = {"cores": 2, "replicas": 4}[plan]
-        site = Site(python=str(programs.folder / "bin" / "python"), workdir=str(tmp_path))
+        site = Site(python=str(programs.folder / "bin" / "python"), workdir=str(tmp_path), restarts=restarts)
         request = request_of(plan, site, hosts=tuple(f"h{i}" for i in range(count)), runs=tmp_path / "runs")
         write_job(request, files_of("ssh", request), "")
         return request, Ssh(request)
@@ -57,6 +57,34 @@ def test_one_host_that_fails_ends_the_others(job):
     state = ended(engine, engine.submit(request))
     assert (state.phase, state.reason) == (FAILED, "h1: exit status 4")
     assert all(process.poll() is not None for process in engine.processes.values())
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    monkeypatch.setattr("meshwright.engines.ssh.PAUSE_S", 0.05)
+
+
+def test_a_supervisor_that_is_lost_is_started_again(job, no_pause, programs):
+    body = '[ $HOST = h1 ] && { echo x >> tries; exit 1; }; while [ "$(cat tries 2> /dev/null | wc -l)" -lt 3 ]; do sleep 0.05; done'
+    request, engine = job(body, restarts=2)
+    assert ended(engine, engine.submit(request)).phase == DONE
+    assert len((programs.folder / "tries").read_text().split()) == 3  # the first time, and twice again
+
+
+def test_a_refused_supervisor_is_not_started_again_and_does_not_end_the_run(job, no_pause, programs):
+    request, engine = job("[ $HOST = h1 ] && { echo x >> tries; exit 2; }; sleep 1", restarts=2)
+    assert ended(engine, engine.submit(request)).phase == DONE
+    assert (programs.folder / "tries").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("how, code, tries", [("kill -9 $$", 137, 2), ("exit 1", 1, 1), ("exit 2", 2, 1)])
+def test_the_leading_supervisor_is_started_again_if_a_signal_ended_it(job, no_pause, programs, how, code, tries):
+    request, engine = job(f"[ $HOST = h0 ] && {{ echo x >> tries; {how}; }}; sleep 20", restarts=1)
+    begun_s = time.monotonic()
+    state = ended(engine, engine.submit(request))
+    assert (state.phase, state.reason) == (FAILED, f"h0: exit status {code}")
+    assert len((programs.folder / "tries").read_text().split()) == tries
+    assert time.monotonic() - begun_s < 120.0
 
 
 def test_all_hosts_are_asked_to_stop(job, programs):

@@ -22,7 +22,10 @@ def test_there_is_a_command_for_each_host_in_the_plans_order(request_of):
     assert ranks.text.splitlines()[9] == "8,n2,a,0,0,1,0,0" and not commands.is_kept
     words = ssh_commands(request_of("replicas", site, hosts=HOSTS), ("n0", "n2", "n1", "n3"))
     assert [one[:6] for one in words] == [["ssh", "-o", "BatchMode=yes", "-p", "22", f"me@{host}"] for host in ("n0", "n2", "n1", "n3")]
-    assert "--node-rank=3 --master-addr=n0 --master-port=29500" in words[3][-1]
+    assert "--keep-going --nodes 4 --node 3 --meet n0:29500" in words[3][-1]
+    assert "kill -TERM" in words[0][-1] and "kill" not in words[3][-1]  # the first one ends with its connection, and the others with it
+    alone = ssh_commands(request_of("replicas", site.model_copy(update={"restarts": 0}), hosts=HOSTS), HOSTS)
+    assert all("--node-rank" in one[-1] and "kill -TERM" in one[-1] for one in alone)
     checked = subprocess.run(["bash", "-n"], input=commands.text, text=True, capture_output=True)
     assert (checked.returncode, checked.stderr) == (0, "")
 
@@ -61,7 +64,7 @@ def remote(request_of, tmp_path):
 def test_ranks_that_end_by_themselves_are_not_waited_for(remote):
     process = remote('echo "$@"; exit 3')
     assert process.wait(20) == 3
-    assert "torch.distributed.run --nnodes=2" in process.stdout.read() and process.stderr.read() == ""
+    assert "--keep-going --nodes 2 --node 0 --meet n0:29500" in process.stdout.read() and process.stderr.read() == ""
     for pipe in (process.stdin, process.stdout, process.stderr):
         pipe.close()
 

@@ -52,10 +52,22 @@ class Request:
         """Nodes to ask for, with spares."""
         return self.shape.num_nodes + self.num_spares
 
+    @property
+    def keeps_going(self) -> bool:
+        """Whether each node has a supervisor, so that replicas are lost and join again while the others train."""
+        layout = self.plan.layout
+        return bool(self.site.restarts) and layout.dp > 1 and self.shape.num_nodes > 1 and self.plan.model.experts is None
+
     def train(self, plan: str, secret: str = "") -> list[str]:
         """The words of the training command of every rank, after the name of Python; `secret` is the file of the job's secret."""
         given = ["--name", self.name, "--runs", str(self.runs), "--resume-if-exists", *(["--secret", secret] if secret else [])]
         return ["-m", "meshwright", "train", plan, *given, *self.options]
+
+    def supervised(self, plan: str, secret: str, *, node: str, address: str, port: int | str) -> str:
+        """The shell command that starts the supervisor of one node; `node`, `address` and `port` are in the shell's own words."""
+        again = ["--keep-going"] if "--keep-going" not in self.options else []
+        trained = [self.site.python, *self.train(plan, secret), *again, "--nodes", str(self.shape.num_nodes)]
+        return f"{shlex.join(trained)} --node {node} --meet {address}:{port}"
 
     def torchrun(self, plan: str, secret: str, *, num_nodes: int, num_local: int | str, node: str, address: str, port: int | str) -> str:
         """The shell command that starts the ranks of one node; `node`, `address` and `port` are in the shell's own words."""

@@ -1,10 +1,17 @@
-"""Jobs on hosts that ssh reaches: one connection a host, as long as this command runs."""
+"""Jobs on hosts that ssh reaches: one connection a host, as long as this command runs.
+
+Where replicas may come and go, the supervisor on the first host leads the run, and its end is the end of the job. The others are started
+again when they are lost, as often as the site allows.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 import subprocess
+import time
+from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +28,9 @@ CONNECT_S = 15
 MOST_AT_ONCE = 64
 GRACE_S = 60.0
 LOST = 255  # how ssh itself fails
+SIGNALLED = 128  # and more: a shell's word for a command that a signal ended
+REFUSED = 2  # wrong input stays wrong
+PAUSE_S = 5.0  # before a supervisor is started again
 
 
 class Ssh:
@@ -32,6 +42,9 @@ class Ssh:
         self.request = request
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.was_cancelled = False
+        self._commands: dict[str, tuple[list[str], str]] = {}  # by host: the words, and the name of the log
+        self._ended_s: dict[str, float] = {}  # when a supervisor that is started again had ended
+        self._num_again: Counter[str] = Counter()
 
     def _words(self, host: str) -> list[str]:
         ssh = self.request.site.ssh
@@ -78,15 +91,18 @@ class Ssh:
         hosts = tuple(dict.fromkeys(read_text(request.folder / HOSTS_FILE).split()))
         for host, words in zip(hosts, ssh_commands(request, hosts), strict=True):
             log = OUTPUT_FILE if host == hosts[0] else f"{host}.log"
+            self._commands[host] = words, log
             self.processes[host] = started(words, request.folder / log)
         return folded(hosts)
 
     def state(self, job: str) -> State:
         """Running until all hosts have ended, or one has failed; then the others are ended."""
         codes = {host: process.poll() for host, process in self.processes.items()}
-        failed = [host for host, code in codes.items() if code]
         if self.was_cancelled:
             return State(phase=CANCELLED, reason="it was asked to stop", nodes=tuple(codes))
+        if self.request.keeps_going:
+            return self._state_of_supervisors(codes)
+        failed = [host for host, code in codes.items() if code]
         if failed or all(code == 0 for code in codes.values()):
             ended(list(self.processes.values()), GRACE_S)
         if failed:
@@ -96,6 +112,31 @@ class Ssh:
         if all(code == 0 for code in codes.values()):
             return State(phase=DONE, nodes=tuple(codes))
         return State(phase=RUNNING, nodes=tuple(codes))
+
+    def _state_of_supervisors(self, codes: Mapping[str, int | None]) -> State:
+        """The first host decides. A supervisor of another one that was lost is started again, and so is the first if a signal ended it."""
+        first, code = next(iter(codes.items()))
+        if code is not None and not self._is_started_again(first, code, is_wanted=code >= SIGNALLED or code < 0):
+            ended(list(self.processes.values()), GRACE_S)
+            why = "" if code == 0 else f"{first}: {'the connection was lost' if code == LOST else f'exit status {code}'}"
+            return State(phase=FAILED if code else DONE, reason=why, nodes=tuple(codes))
+        for host, other in list(codes.items())[1:]:
+            if other is not None:
+                self._is_started_again(host, other, is_wanted=other not in (0, REFUSED))
+        return State(phase=RUNNING, nodes=tuple(codes))
+
+    def _is_started_again(self, host: str, code: int, *, is_wanted: bool) -> bool:
+        """Start the supervisor of a host again, after a pause; whether it was or will be."""
+        if not is_wanted or self._num_again[host] >= self.request.site.restarts:
+            return False
+        if time.monotonic() - self._ended_s.setdefault(host, time.monotonic()) < PAUSE_S:
+            return True
+        del self._ended_s[host]
+        self._num_again[host] += 1
+        words, log = self._commands[host]
+        ended([self.processes[host]], 0.0)
+        self.processes[host] = started(words, self.request.folder / log)
+        return True
 
     def cancel(self, job: str) -> None:
         """Ask the ranks of all hosts to save and stop, and wait for that."""

@@ -12,6 +12,9 @@ from meshwright.plan.export.heading import origin
 COMMANDS_FILE = "commands.sh"
 
 # The remote shell ends the ranks when its input ends: a lost connection, or a killed `meshwright launch`, leaves nothing running.
+# The supervisor of another node than the first ends with that of the first: a lost connection to its host alone says nothing about the run.
+FOLLOWING = """\
+exec {command} < /dev/null"""
 REMOTE = """\
 exec 3<&0
 {command} < /dev/null 3<&- &
@@ -56,14 +59,12 @@ def ssh_commands(request: Request, hosts: tuple[str, ...]) -> list[list[str]]:
 def remote_command(request: Request, node: int, size: int, first: str) -> str:
     """What a host runs."""
     site = request.site
-    command = request.torchrun(
-        str(request.folder / PLAN_FILE),
-        str(request.folder / SECRET_FILE),
-        num_nodes=request.shape.num_nodes,
-        num_local=size,
-        node=str(node),
-        address=first,
-        port=site.port or USUAL_PORT,
-    )
-    lines = [f"cd {shlex.quote(site.workdir or str(request.folder))} || exit", *exports(site), REMOTE.format(command=command)]
+    files, port = (str(request.folder / PLAN_FILE), str(request.folder / SECRET_FILE)), site.port or USUAL_PORT
+    if request.keeps_going:
+        command = request.supervised(*files, node=str(node), address=first, port=port)
+    else:
+        num_nodes = request.shape.num_nodes
+        command = request.torchrun(*files, num_nodes=num_nodes, num_local=size, node=str(node), address=first, port=port)
+    life = FOLLOWING if request.keeps_going and node else REMOTE
+    lines = [f"cd {shlex.quote(site.workdir or str(request.folder))} || exit", *exports(site), life.format(command=command)]
     return "\n".join(lines)
