@@ -9,6 +9,7 @@ from small_run import Small
 
 from meshwright.layout import Layout
 from meshwright.train.elastic.copies import has_second_copy, whole_groups
+from meshwright.train.elastic.handover import MESSAGE_BYTES
 
 
 def test_groups_that_hold_a_whole_state() -> None:
@@ -32,10 +33,10 @@ def test_a_second_copy(layout: Layout, has_one: bool) -> None:
     assert has_second_copy(layout) == has_one
 
 
-@pytest.mark.parametrize("layout", ["dp=2,zero=1", "dp=2,cp=2,zero=2,mbs=1"])
-def test_a_neighbour_has_the_same_bits(pools: Pools, small: Small, layout: str) -> None:
+@pytest.mark.parametrize(("layout", "message_bytes"), [("dp=2,zero=1", MESSAGE_BYTES), ("dp=2,cp=2,zero=2,mbs=1", 3000)])
+def test_a_neighbour_has_the_same_bits(pools: Pools, small: Small, layout: str, message_bytes: int) -> None:
     plan = small.plan(layout)
-    found = pools.of(plan.layout.num_ranks).run(copied, plan)
+    found = pools.of(plan.layout.num_ranks).run(copied, plan, message_bytes)
     own = {index: digest for index, _, digest, _ in found}
     assert all(previous == own[before] for _, before, _, previous in found)
     assert len(set(own.values())) == len(found)

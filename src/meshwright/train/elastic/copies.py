@@ -18,8 +18,10 @@ from torch import Tensor
 
 from meshwright.layout import Layout
 from meshwright.train.checkpoint import Piece
-from meshwright.train.elastic.handover import bytes_with_digest, described, exchange, pieces_in
+from meshwright.train.elastic.handover import batches, bytes_with_digest, described, described_batches, exchange, message_bytes, pieces_in
 from meshwright.train.replica import Replica
+
+Descriptions = Sequence[Sequence[Mapping[str, Any]]]  # of pieces, message by message
 
 
 def whole_groups(layout: Layout, present: set[int]) -> list[range]:
@@ -40,8 +42,13 @@ class Copy:
 
     step: int
     samples: int
-    own: Tensor  # bytes, with a digest
-    neighbours: Tensor
+    own: Sequence[Tensor]  # messages: bytes, each with a digest
+    neighbours: Sequence[Tensor]
+
+
+def _pieces(messages: Sequence[Tensor], descriptions: Descriptions, sender: int) -> list[Piece]:
+    pairs = zip(messages, descriptions, strict=True)
+    return [piece for message, entries in pairs for piece in pieces_in(message, entries, sender)]
 
 
 class Copies:
@@ -57,7 +64,7 @@ class Copies:
         self.kept: list[Copy] = []  # the newest last; an older one until all ranks have the newest
         self.num_taken = 0
         self.taken_s = 0.0
-        self._described: tuple[list[dict[str, Any]], list[dict[str, Any]]] | None = None  # own pieces, and the neighbour's
+        self._described: tuple[Descriptions, Descriptions] | None = None  # own pieces, and the neighbour's, message by message
 
     def is_due(self, step: int) -> bool:
         """Whether a copy is due after a step."""
@@ -70,9 +77,8 @@ class Copies:
         pieces = list(self.replica.state())
         if self._described is None:
             self._described = self._introduced(pieces)
-        own = bytes_with_digest(pieces, self.device)
-        message = self._swapped(own)
-        self.kept = [*self.kept[-1:], Copy(step=step, samples=samples, own=own.cpu(), neighbours=message.cpu())]
+        own, neighbours = self._swapped(pieces, self._described[1])
+        self.kept = [*self.kept[-1:], Copy(step=step, samples=samples, own=own, neighbours=neighbours)]
         self.num_taken += 1
         seconds = time.monotonic() - started_s
         self.taken_s += seconds
@@ -90,26 +96,35 @@ class Copies:
         """This rank's pieces of a step."""
         copy = self.at(step)
         assert copy is not None and self._described is not None, "the ranks have agreed on a step of which all have a copy"
-        return pieces_in(copy.own, self._described[0], self.replica.mesh.rank)
+        return _pieces(copy.own, self._described[0], self.replica.mesh.rank)
 
     def neighbours_pieces(self, step: int) -> list[Piece]:
         """The pieces of the replica before this one at a step."""
         copy = self.at(step)
         assert copy is not None and self._described is not None, "the ranks have agreed on a step of which all have a copy"
-        return pieces_in(copy.neighbours, self._described[1], self.previous_rank)
+        return _pieces(copy.neighbours, self._described[1], self.previous_rank)
 
-    def _introduced(self, pieces: Sequence[Piece]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _introduced(self, pieces: Sequence[Piece]) -> tuple[Descriptions, Descriptions]:
         """Descriptions of this rank's pieces and of its neighbour's, which it receives once."""
         mine = described(pieces)
         text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(self.device)
-        return mine, json.loads(bytes(self._swapped(text).tolist()))
-
-    def _swapped(self, message: Tensor) -> Tensor:
-        """The message of the rank before, while this one goes to the rank after."""
-        size = torch.tensor([message.numel()], dtype=torch.int64, device=self.device).view(torch.uint8)
+        size = torch.tensor([text.numel()], dtype=torch.int64, device=self.device).view(torch.uint8)
         to, source = self.next_rank, self.previous_rank
         num_bytes = int(exchange({to: size}, {source: 8}, self.device)[source].view(torch.int64))
-        return exchange({to: message}, {source: num_bytes}, self.device)[source]
+        neighbours = json.loads(bytes(exchange({to: text}, {source: num_bytes}, self.device)[source].tolist()))
+        return described_batches(mine), described_batches(neighbours)
+
+    def _swapped(self, pieces: Sequence[Piece], coming: Descriptions) -> tuple[list[Tensor], list[Tensor]]:
+        """Messages with this rank's pieces, which go to the rank after, and those of the rank before, in host memory."""
+        own, neighbours = list[Tensor](), list[Tensor]()
+        leaving = batches(pieces)
+        for turn in range(max(len(leaving), len(coming))):
+            sent = {self.next_rank: bytes_with_digest(leaving[turn], self.device)} if turn < len(leaving) else {}
+            sizes = {self.previous_rank: message_bytes(coming[turn])} if turn < len(coming) else {}
+            received = exchange(sent, sizes, self.device)
+            own += [message.cpu() for message in sent.values()]
+            neighbours += [message.cpu() for message in received.values()]
+        return own, neighbours
 
 
 def copies_for(replica: Replica, every: int, apart: int = 1) -> Copies | None:
@@ -123,5 +138,5 @@ def copies_for(replica: Replica, every: int, apart: int = 1) -> Copies | None:
 def cost_in_words(copies: Copies) -> Mapping[str, Any]:
     """What the record says about checkpoints in memory."""
     held = copies.kept[-1] if copies.kept else None
-    num_bytes = held.own.numel() + held.neighbours.numel() if held else 0
+    num_bytes = sum(message.numel() for message in (*held.own, *held.neighbours)) if held else 0
     return {"memory_copies": copies.num_taken, "memory_copy_s": copies.taken_s, "memory_copy_bytes": num_bytes}

@@ -2,7 +2,7 @@
 
 Ranks of one column exchange pieces: those with the same position on the tensor and pipeline axes, since these axes do not change. Each rank
 tells the others what it holds and wants, and every rank derives from that the same list of messages. A message ends with a digest of its
-bits, which the receiver checks.
+bits, which the receiver checks. Messages are small beside a state, because the memory of a GPU may have little room beside two states.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from meshwright.train.checkpoint import Piece
 from meshwright.train.checkpoint.piece import Box
 
 WORD_BYTES = 8  # a message is padded to whole words; the last one is the sum of the others
+MESSAGE_BYTES = 2**28  # a message has pieces up to this size, or a single one
 Entry = tuple[str, Box]  # the name of a tensor, and a part of it
 Table = Sequence[Entry]
 
@@ -58,18 +59,39 @@ def hand_over(
     tables = _tables(held, wanted, column, device)
     coming = {rank: list(_shares(tables, givers, rank)) for rank, givers in _givers(tables, column, sources).items()}
     by_name = {(piece.name, piece.box): piece.tensor for piece in held}
-    sent = {
-        to: _packed([_part(by_name[entry], entry[1], box) for giver, entry, _, box in shares if giver == own], device)
-        for to, shares in coming.items()
-        if to != own and any(giver == own for giver, *_ in shares)
-    }
-    element_bytes = {piece.name: piece.tensor.element_size() for piece in wanted}
-    sizes: dict[int, int] = defaultdict(int)
-    for giver, (name, _), _, box in coming[own]:
-        sizes[giver] += prod(box.shape) * element_bytes[name]
-    received = exchange(sent, {giver: _padded(size) for giver, size in sizes.items() if giver != own}, device)
-    _fill(wanted, coming[own], own, by_name, received)
-    return HandedOver(num_bytes=sum(message.numel() for message in received.values()), seconds=time.monotonic() - started_s)
+    targets: dict[Entry, Tensor] = {(piece.name, piece.box): piece.tensor for piece in wanted}
+    element_bytes = {piece.name: piece.tensor.element_size() for piece in (*held, *wanted)}
+    _take_own([share for share in coming[own] if share[0] == own], by_name, targets)
+    sends = {to: _messages([share for share in shares if share[0] == own], element_bytes) for to, shares in coming.items() if to != own}
+    by_giver: dict[int, list[Share]] = defaultdict(list)
+    for share in coming[own]:
+        by_giver[share[0]].append(share)
+    receives = {giver: _messages(shares, element_bytes) for giver, shares in by_giver.items() if giver != own}
+    num_bytes = 0
+    for turn in range(max((len(messages) for messages in (*sends.values(), *receives.values())), default=0)):
+        sent = {
+            to: _packed([_part(by_name[entry], entry[1], box) for _, entry, _, box in messages[turn]], device)
+            for to, messages in sends.items()
+            if turn < len(messages)
+        }
+        due = {giver: messages[turn] for giver, messages in receives.items() if turn < len(messages)}
+        sizes = {giver: _padded(sum(_bytes_of(share, element_bytes) for share in shares)) for giver, shares in due.items()}
+        received = exchange(sent, sizes, device)
+        for giver, shares in due.items():
+            _fill(targets, shares, checked(received[giver], giver))
+        num_bytes += sum(sizes.values())
+    return HandedOver(num_bytes=num_bytes, seconds=time.monotonic() - started_s)
+
+
+def messages_of(sizes: Sequence[int]) -> list[slice]:
+    """How things of these sizes are put into messages of at most `MESSAGE_BYTES`, one after another; a larger one is alone."""
+    found, first, size = [], 0, 0
+    for number, one in enumerate(sizes):
+        if number > first and size + one > MESSAGE_BYTES:
+            found.append(slice(first, number))
+            first, size = number, 0
+        size += one
+    return [*found, slice(first, len(sizes))] if sizes else []
 
 
 Share = tuple[int, Entry, Entry, Box]  # giver, what it holds, what is wanted, and the part that is both
@@ -86,6 +108,16 @@ def _shares(tables: Mapping[int, tuple[Table, Table]], givers: Sequence[int], ra
             both = entry[1].overlap(box)
             if both is not None:
                 yield giver, entry, (name, box), both
+
+
+def _bytes_of(share: Share, element_bytes: Mapping[str, int]) -> int:
+    _, (name, _), _, box = share
+    return prod(box.shape) * element_bytes[name]
+
+
+def _messages(shares: Sequence[Share], element_bytes: Mapping[str, int]) -> list[Sequence[Share]]:
+    """What one rank gives another, message by message."""
+    return [shares[part] for part in messages_of([_bytes_of(share, element_bytes) for share in shares])]
 
 
 def _givers(tables: Mapping[int, tuple[Table, Table]], column: Sequence[int], sources: Sequence[Sequence[int]]) -> dict[int, Sequence[int]]:
@@ -172,22 +204,21 @@ def checked(message: Tensor, sender: int) -> Tensor:
 
 
 @torch.no_grad()
-def _fill(
-    wanted: Sequence[Piece], shares: Sequence[Share], own: int, by_name: Mapping[Entry, Tensor], received: Mapping[int, Tensor]
-) -> None:
-    """Copy what this rank holds itself, and what it has received, to the pieces that it wants."""
-    targets: dict[Entry, Tensor] = {(piece.name, piece.box): piece.tensor for piece in wanted}
-    content = {giver: checked(message, giver) for giver, message in received.items()}
-    at: dict[int, int] = defaultdict(int)
-    for giver, held, entry, box in shares:
+def _take_own(shares: Sequence[Share], by_name: Mapping[Entry, Tensor], targets: Mapping[Entry, Tensor]) -> None:
+    """Copy what this rank holds itself to the pieces that it wants."""
+    for _, held, entry, box in shares:
+        _part(targets[entry], entry[1], box).copy_(_part(by_name[held], held[1], box))
+
+
+@torch.no_grad()
+def _fill(targets: Mapping[Entry, Tensor], shares: Sequence[Share], content: Tensor) -> None:
+    """Copy the content of a message to the pieces that this rank wants."""
+    at = 0
+    for _, _, entry, box in shares:
         target = _part(targets[entry], entry[1], box)
-        if giver == own:
-            target.copy_(_part(by_name[held], held[1], box))
-            continue
         size = prod(box.shape) * target.element_size()
-        part = content[giver][at[giver] : at[giver] + size]
-        target.copy_(_values(part, target).view(box.shape))
-        at[giver] += size
+        target.copy_(_values(content[at : at + size], target).view(box.shape))
+        at += size
 
 
 def _values(part: Tensor, like: Tensor) -> Tensor:
@@ -204,8 +235,7 @@ def pieces_in(message: Tensor, pieces: Sequence[Mapping[str, Any]], sender: int)
     """The pieces in a message that `bytes_with_digest` made, by their descriptions (`described`)."""
     content, at, found = checked(message, sender), 0, []
     for one in pieces:
-        dtype = getattr(torch, one["dtype"])
-        size = prod(one["size"]) * torch.empty(0, dtype=dtype).element_size()
+        dtype, size = getattr(torch, one["dtype"]), _described_bytes(one)
         tensor = content[at : at + size].clone().view(dtype).view(one["size"])
         found.append(Piece(name=one["name"], shape=tuple(one["shape"]), start=tuple(one["start"]), tensor=tensor))
         at += size
@@ -229,12 +259,40 @@ def described(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 def moved(pieces: Sequence[Piece], to: Sequence[int], sources: Sequence[int], device: torch.device) -> dict[int, list[Piece]]:
     """Send pieces to ranks, and return those that other ranks send to this one, by rank."""
     text = json.dumps(described(pieces)).encode()
-    message = bytes_with_digest(pieces, device)
-    sizes = torch.tensor([len(text), message.numel()], dtype=torch.int64, device=device).view(torch.uint8)
+    size = torch.tensor([len(text)], dtype=torch.int64, device=device).view(torch.uint8)
     coming = {
-        rank: got.view(torch.int64).tolist() for rank, got in exchange(dict.fromkeys(to, sizes), dict.fromkeys(sources, 16), device).items()
+        rank: int(got.view(torch.int64)) for rank, got in exchange(dict.fromkeys(to, size), dict.fromkeys(sources, 8), device).items()
     }
     words = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    texts = exchange(dict.fromkeys(to, words), {rank: size for rank, (size, _) in coming.items()}, device)
-    messages = exchange(dict.fromkeys(to, message), {rank: size for rank, (_, size) in coming.items()}, device)
-    return {rank: pieces_in(messages[rank], json.loads(bytes(texts[rank].tolist())), rank) for rank in sources}
+    texts = exchange(dict.fromkeys(to, words), coming, device)
+    told = {rank: json.loads(bytes(got.tolist())) for rank, got in texts.items()}
+    found: dict[int, list[Piece]] = {rank: [] for rank in sources}
+    sends, receives = batches(pieces), {rank: described_batches(entries) for rank, entries in told.items()}
+    for turn in range(max(len(sends) if to else 0, *(len(entries) for entries in receives.values()), 0)):
+        message = bytes_with_digest(sends[turn], device) if to and turn < len(sends) else None
+        sent = {} if message is None else dict.fromkeys(to, message)
+        due = {rank: entries[turn] for rank, entries in receives.items() if turn < len(entries)}
+        received = exchange(sent, {rank: message_bytes(entries) for rank, entries in due.items()}, device)
+        for rank, entries in due.items():
+            found[rank] += pieces_in(received[rank], entries, rank)
+    return found
+
+
+def batches(pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
+    """Pieces, message by message."""
+    return [pieces[part] for part in messages_of([piece.tensor.numel() * piece.tensor.element_size() for piece in pieces])]
+
+
+def described_batches(entries: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
+    """The same of pieces that another rank has described."""
+    return [entries[part] for part in messages_of([_described_bytes(one) for one in entries])]
+
+
+def message_bytes(entries: Sequence[Mapping[str, Any]]) -> int:
+    """The size of a message with pieces that another rank has described."""
+    return _padded(sum(_described_bytes(one) for one in entries))
+
+
+def _described_bytes(one: Mapping[str, Any]) -> int:
+    dtype: torch.dtype = getattr(torch, one["dtype"])
+    return int(prod(one["size"])) * dtype.itemsize
