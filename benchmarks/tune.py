@@ -1,14 +1,26 @@
-"""Fine-tuning on one GPU, measured: adapters beside a frozen base, next to TRL + PEFT, the card's floor and the forecast.
+"""Fine-tuning on one GPU, measured: adapters beside a frozen base, next to TRL + PEFT, Unsloth, the card's floor and
+the forecast.
 
-    python benchmarks/tune.py [--site DIR] [--case NAME]... [--part ours|trl|floor|forecast]... [--trace] [--out FILE]
+    python benchmarks/tune.py [--call first|second] [--site DIR] [--case NAME]... [--part NAME]... [--trace] [--out FILE]
 
-One call of under eight minutes on the card. Each measurement runs in a process of its own, results go to `--out FILE` as they come, and the
+Everything takes two calls of under nine minutes each on the card; `--site` is needed for the first alone:
+
+    python benchmarks/tune.py --call first --site DIR --out first.json      # kernels, 8B in bf16, TRL + PEFT, Unsloth, the floor
+    python benchmarks/tune.py --call second --out second.json               # 70B and 8B with a base in fp8 and in NF4, their floors
+
+Each measurement runs in a process of its own, results go to `--out FILE` as they come, one that fails does not end the others, and the
 tables come last. Without a GPU a call says so, claims nothing and exits with 0; `--dry-run` then runs the same code on a tiny model on the
 processor, and its figures mean nothing.
 
-The peers are TRL 1.15.0, PEFT 0.21.2 and liger-kernel 0.8.5, beside torch, transformers and accelerate. `--site DIR` names the folder that
-`python benchmarks/tune_parts/fetch.py DIR` unpacked them into. Without it they are looked for where Python looks, and where they are
-missing no ratio is claimed. Weights are random, and made on the device; tokens are random, too.
+The peers are TRL, PEFT, liger-kernel and Unsloth in the releases that tune_parts/fetch.py names, beside torch, transformers and accelerate.
+A machine with a network fetches them as one archive, and the machine with the card unpacks it:
+
+    python benchmarks/tune_parts/fetch.py peers.tar.xz
+    mkdir DIR && tar xf peers.tar.xz -C DIR
+
+Without `--site DIR` they are looked for where Python looks, and where they are missing no ratio is claimed. Weights are random, and made on
+the device (for Unsloth, which reads files alone, on the disk); tokens are random, too, so that every loss is near the logarithm of the
+vocabulary, 11.8.
 """
 
 from __future__ import annotations
@@ -28,16 +40,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from h200_parts.child import Clock, Results, run, say
 from tune_parts import tables
-from tune_parts.cases import NAMES, Case, chosen
+from tune_parts.cases import CALLS, NAMES, Case, chosen
 from tune_parts.forecast import forecast_of
 
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import MeshwrightError
 
-PARTS = ("forecast", "ours", "trl", "floor")
+PARTS = ("kernels", "forecast", "ours", "trl", "unsloth", "floor")
 VARIANTS = ("liger", "plain", "compiled")
-PEER_BASES = ("bf16",)  # what TRL + PEFT are run with
-LIMIT_S = 470.0
+PEER_BASES = ("bf16",)  # what the peers are run with
+LIMIT_S = 530.0
 DRY = "dry run on the processor with a tiny model: the code runs, the figures mean nothing"
 
 
@@ -57,7 +69,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"tune: {error}", file=sys.stderr)
         return 2
     title = "Figures of a dry run, which mean nothing" if given.dry_run else f"{results.content['date']}, {results.content['gpu']}"
-    say(f"\n{title}, {results.content['software']}\n\n{tables.speed_table(results.content)}\n\n{tables.floor_table(results.content)}")
+    shown = (tables.kernel_table, tables.speed_table, tables.floor_table)
+    say("\n\n".join([f"\n{title}, {results.content['software']}", *(each(results.content) for each in shown)]))
     if clock.num_failed:
         say(f"\n{clock.num_failed} measurements gave no result, as listed above; the tables leave them out.")
     return 1 if clock.num_failed else 0
@@ -65,6 +78,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--call", choices=tuple(CALLS), help="the cases of one of the two calls")
     parser.add_argument("--case", action="append", default=[], choices=NAMES, help="one or more; without it, all")
     parser.add_argument("--part", action="append", default=[], choices=PARTS, help="one or more; without it, all")
     parser.add_argument("--variant", action="append", default=[], choices=VARIANTS, help="settings of TRL (default liger)")
@@ -92,7 +106,10 @@ def _facts(given: argparse.Namespace, gpus: Sequence[str]) -> dict[str, Any]:
 
 def _measure(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     parts, site = given.part or PARTS, _peers(given)
-    cases = chosen(given.case, is_dry=given.dry_run)
+    cases = chosen(given.case or CALLS.get(given.call, ()), is_dry=given.dry_run)
+    if "kernels" in parts and (found := run("kernels", ["--device", given.device], clock, package="tune_parts")):
+        results.add("kernels", found)
+        clock.num_failed += sum(not row["is_right"] for row in found["rows"])
     if "forecast" in parts:
         for case in cases:
             results.add("forecast", {"case": case.name, **forecast_of(case, given.profile, given.device)})
@@ -102,6 +119,8 @@ def _measure(given: argparse.Namespace, results: Results, clock: Clock) -> None:
         if "trl" in parts and site is not None and case.base in PEER_BASES:
             for variant in given.variant or ["liger"]:
                 _timed("trl_peft", case, given, results, clock, "--variant", variant, site=site)
+        if "unsloth" in parts and site is not None and case.base in PEER_BASES:
+            _timed("unsloth", case, given, results, clock, site=site)
         if "floor" in parts and (floor := _child("floor", case, given, clock, [])):
             results.add("floor", {"case": case.name, "words": case.words, "num_tokens": case.num_tokens, **floor})
 
@@ -112,7 +131,8 @@ def _peers(given: argparse.Namespace) -> Path | None:
         return Path(given.site).absolute()
     if given.site is None and find_spec("trl") and find_spec("peft"):
         return Path(__file__).parent  # they are installed
-    say("TRL is missing (--site DIR names its folder): no ratio will be claimed")
+    if given.call != "second":
+        say("TRL is missing (--site DIR names its folder): no ratio will be claimed")
     return None
 
 

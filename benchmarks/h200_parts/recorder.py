@@ -20,7 +20,7 @@ class Recorder:
         self.num_warmup, self.num_tokens = num_warmup, num_tokens
         self.steps_s: list[float] = []
         self.peaks_bytes: list[int] = []
-        self.losses: list[float] = []
+        self.losses: list[float | None] = []  # None: not read yet
         self.meter = meter_for(device_type)
         self._energy_j: list[float | None] = []  # at the end of the warm-up and of every step after it
         self._marks_s: list[float] = []
@@ -32,8 +32,8 @@ class Recorder:
             torch.cuda.reset_peak_memory_stats()
         self._last_s = time.perf_counter()
 
-    def done(self, loss: float) -> None:
-        """The step is over, once the device is."""
+    def done(self, loss: float | None) -> None:
+        """The step is over, once the device is; None: its loss is read later."""
         if self.is_gpu:
             torch.cuda.synchronize()
         now_s = time.perf_counter()
@@ -44,7 +44,8 @@ class Recorder:
         if number >= self.num_warmup:
             self._energy_j.append(self.meter.read_j() if self.meter else None)
             self._marks_s.append(now_s)
-        say(f"step {number}: {self.steps_s[-1]:.4f} s, loss {loss:.4f}, peak {self.peaks_bytes[-1] / 2**30:.2f} GiB")
+        words = "" if loss is None else f"loss {loss:.4f}, "
+        say(f"step {number}: {self.steps_s[-1]:.4f} s, {words}peak {self.peaks_bytes[-1] / 2**30:.2f} GiB")
 
     def result(self) -> dict[str, Any]:
         """All figures after the warm-up."""

@@ -13,6 +13,7 @@ Row = Mapping[str, Any]
 def speed_table(content: Row) -> str:
     """Every trainer on every case, with ratios, the share of the floor, and the forecast of ours."""
     head = ["case", "trainer", "tokens/s", "step ms", "scatter", "peak GiB", "against TRL + PEFT", "peak against it", "of the floor"]
+    head += ["against Unsloth", "last loss"]
     head += ["forecast ms", "error", "forecast peak GiB", "error"]
     lines, notes = [], []
     for row in content.get("speed", ()):
@@ -21,16 +22,30 @@ def speed_table(content: Row) -> str:
             continue
         is_ours = row["who"] == "ours"
         peer = _best_peer(content, row["case"]) if is_ours else None
+        other = _best_peer(content, row["case"], "unsloth") if is_ours else None
         floor = _only(content, "floor", row["case"])
         said = _only(content, "forecast", row["case"]) if is_ours else None
-        lines.append([row["words"], row["trainer"], *_figures(row, peer, floor), *_forecast(row, said)])
+        lines.append([row["words"], row["trainer"], *_figures(row, peer, floor), *_last(row, other), *_forecast(row, said)])
         if is_ours and said and "refused" in said:
             notes.append(f"{row['words']}: no forecast: {said['refused']}.")
     return "\n".join([table(head, lines), "", *notes])
 
 
-def _best_peer(content: Row, case: str) -> Row | None:
-    rows = [row for row in content.get("speed", ()) if row["case"] == case and row["who"] == "trl_peft"]
+def _last(row: Row, other: Row | None) -> list[str]:
+    loss = row.get("last_loss")
+    return [number(row["tokens_per_s"] / other["tokens_per_s"] if other else None, ".3f", "x"), number(loss, ".3f")]
+
+
+def kernel_table(content: Row) -> str:
+    """Whether the kernels of few bits, and the products that use them, were right; nothing where they were not asked for."""
+    found = [row for kept in content.get("kernels", ()) for row in kept["rows"]]
+    lines = [[row["what"], "right" if row["is_right"] else "WRONG", number(row["worst"], ".1e")] for row in found]
+    where = "" if all(kept["has_kernels"] for kept in content.get("kernels", ())) else "\n\nThere are no kernels here: plain operations."
+    return table(["checked", "result", "worst difference"], lines) + where if lines else ""
+
+
+def _best_peer(content: Row, case: str, who: str = "trl_peft") -> Row | None:
+    rows = [row for row in content.get("speed", ()) if row["case"] == case and row["who"] == who and "tokens_per_s" in row]
     return max(rows, key=lambda row: row["tokens_per_s"], default=None)
 
 

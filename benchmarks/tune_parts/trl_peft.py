@@ -57,18 +57,75 @@ def run(case: Case, device_type: str, num_warmup: int, num_steps: int, variant: 
             note(f"weights {torch.cuda.memory_allocated() / 2**30:.2f} GiB")
         with sdpa_kernel(KERNELS, set_priority=True):
             trainer.train()
+        read_losses(trainer, recorder)
     trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
     return {"trainer": f"TRL {trl.__version__} + PEFT {peft.__version__} ({variant})", "num_trained": trained, **recorder.result()}
 
 
 def trainer_of(case: Case, device_type: str, num_steps: int, variant: str, folder: str, recorder: Recorder) -> Any:
     """TRL's trainer for the case."""
-    from datasets import Dataset
     from peft import LoraConfig
-    from trl import SFTConfig, SFTTrainer
+
+    pairs = LoraConfig(r=RANK, lora_alpha=int(ALPHA), lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM")
+    model, settings = model_on(case, device_type), settings_of(case, device_type, num_steps, variant, folder)
+    return keeping_losses()(
+        model=model,
+        args=settings,
+        data_collator=stacked,
+        train_dataset=data_of(case, num_steps),
+        processing_class=tokenizer_of(),
+        peft_config=pairs,
+        callbacks=[timing(recorder)],
+    )
+
+
+def trained_with(case: Case, model: Any, tokenizer: Any, num_steps: int, folder: str, recorder: Recorder) -> int:
+    """Train a model that has its adapters already, on a GPU, and return how many numbers were trained."""
+    trainer = keeping_losses()(
+        model=model,
+        args=settings_of(case, "cuda", num_steps, "plain", folder),
+        data_collator=stacked,
+        train_dataset=data_of(case, num_steps),
+        processing_class=tokenizer,
+        callbacks=[timing(recorder)],
+    )
+    trainer.train()
+    read_losses(trainer, recorder)
+    return sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
+
+
+def keeping_losses() -> Any:
+    """TRL's trainer, which keeps the loss of every step on the device: nobody waits for it between the steps."""
+    from trl import SFTTrainer
+
+    class Keeping(SFTTrainer):  # type: ignore[misc]
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
+            self.kept_losses = [*getattr(self, "kept_losses", ()), loss.detach()]
+            return loss
+
+    return Keeping
+
+
+def read_losses(trainer: Any, recorder: Recorder) -> None:
+    """Give the recorder the losses, now that all steps are over."""
+    recorder.losses = [float(loss) for loss in trainer.kept_losses]
+    note(f"losses: first {recorder.losses[0]:.4f}, last {recorder.losses[-1]:.4f}")
+
+
+def data_of(case: Case, num_steps: int) -> Any:
+    """Random sequences for so many steps."""
+    from datasets import Dataset
+
+    return Dataset.from_list([{"input_ids": row, "labels": row} for row in drawn(case, num_steps * case.batch)])
+
+
+def settings_of(case: Case, device_type: str, num_steps: int, variant: str, folder: str) -> Any:
+    """TRL's settings for the case."""
+    from trl import SFTConfig
 
     is_gpu = device_type == "cuda"
-    settings = SFTConfig(
+    return SFTConfig(
         output_dir=folder,
         per_device_train_batch_size=case.batch,
         max_steps=num_steps,
@@ -88,16 +145,6 @@ def trainer_of(case: Case, device_type: str, num_steps: int, variant: str, folde
         report_to="none",
         disable_tqdm=True,
         seed=1,
-    )
-    rows = [{"input_ids": row, "labels": row} for row in drawn(case, num_steps * case.batch)]
-    return SFTTrainer(
-        model=model_on(case, device_type),
-        args=settings,
-        data_collator=stacked,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer_of(),
-        peft_config=LoraConfig(r=RANK, lora_alpha=int(ALPHA), lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM"),
-        callbacks=[timing(recorder)],
     )
 
 
@@ -154,7 +201,7 @@ def tokenizer_of() -> Any:
 
 
 def timing(recorder: Recorder) -> Any:
-    """A callback that tells the recorder where steps begin and end; losses are not read, because that would make the host wait."""
+    """A callback that tells the recorder where steps begin and end. Losses are read after all steps: reading makes the host wait."""
     from transformers import TrainerCallback
 
     class Timing(TrainerCallback):  # type: ignore[misc]
@@ -162,7 +209,7 @@ def timing(recorder: Recorder) -> Any:
             recorder.start()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            recorder.done(float("nan"))
+            recorder.done(None)
 
     return Timing()
 

@@ -10,7 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from tune_parts import tables
-from tune_parts.cases import CASES, case_of, chosen, layout_of, model_of, workload_of
+from tune_parts.cases import CALLS, CASES, case_of, chosen, layout_of, model_of, workload_of
+from tune_parts.fetch import is_used
 
 from meshwright.plan.stack.own import check_trainable
 
@@ -36,6 +37,21 @@ def test_the_floor_counts_the_bytes_of_a_base_in_few_bits_and_of_the_adapters() 
     assert found["optimizer"] == STATE_BYTES * pairs
 
 
+def test_two_calls_cover_every_case() -> None:
+    assert sorted(name for names in CALLS.values() for name in names) == sorted(case.name for case in CASES)
+    assert [case.name for case in chosen(CALLS["second"], is_dry=False)] == list(CALLS["second"])
+
+
+def test_what_is_brought_leaves_out_what_no_training_uses() -> None:
+    names = [
+        "unsloth/models/llama.py",
+        "studio/frontend/a.js",
+        "bitsandbytes/libbitsandbytes_cuda130.so",
+        "bitsandbytes/libbitsandbytes_cpu.so",
+    ]
+    assert [is_used(name) for name in (*names, "pandas/tests/a.py", "pyarrow/include/a.h")] == [True, False, True, False, False, False]
+
+
 def row(who: str, tokens_per_s: float) -> dict[str, object]:
     figures = {"mean_s": 0.5, "cv": 0.01, "tokens_per_s": tokens_per_s, "peak_bytes": 2**30}
     return {"case": "a", "words": "a case", "who": who, "trainer": who, "num_tokens": 8192, **figures}
@@ -57,3 +73,12 @@ def test_a_forecast_stands_beside_what_was_measured() -> None:
     assert "| 510.0 | +2.0 % | 0.50 | -50.0 % |" in tables.speed_table(content)
     refused = {"speed": [row("ours", 120.0)], "forecast": [{"case": "a", "refused": "it does not fit"}]}
     assert "a case: no forecast: it does not fit." in tables.speed_table(refused)
+
+
+def test_wrong_kernels_and_losses_are_shown() -> None:
+    checked = {"rows": [{"what": "nf4 5 x 64", "is_right": False, "worst": 0.25}], "has_kernels": True}
+    assert "| nf4 5 x 64 | WRONG | 2.5e-01 |" in tables.kernel_table({"kernels": [checked]})
+    assert tables.kernel_table({}) == ""
+    other = {**row("unsloth", 80.0), "last_loss": 11.76}
+    lines = tables.speed_table({"speed": [row("ours", 120.0), other]}).splitlines()
+    assert "| 1.500x | - |" in lines[2] and "| 11.760 |" in lines[3]
