@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from meshwright.cli.tune_arguments import Tuning, adapters_of
@@ -29,6 +31,10 @@ def test_adapters_in_words() -> None:
         ("rslora=maybe", "rslora is 'maybe'"),
         ("size=4", "is named 'size'"),
         ("alpha=x", "alpha is 'x'"),
+        ("r=2.5", "a rank of 2.5"),
+        ("r=nan", "a rank of nan"),
+        ("r=2,alpha=4,r=4", "r is given twice"),
+        ("targets=q_proj,r=2,targets=v_proj", "targets is given twice"),
     ],
 )
 def test_wrong_words_are_refused(lora: str, message: str) -> None:
@@ -37,7 +43,8 @@ def test_wrong_words_are_refused(lora: str, message: str) -> None:
 
 
 def test_options_that_do_not_go_together() -> None:
-    for wrong in ({"full": True, "lora": "r=4"}, {"base": "int3"}, {"epochs": 0.0}, {"learning_rate": 0.0}):
+    numbers = ({"epochs": 0.0}, {"epochs": math.nan}, {"epochs": math.inf}, {"learning_rate": 0.0}, {"learning_rate": math.nan})
+    for wrong in ({"full": True, "lora": "r=4"}, {"base": "int3"}, *numbers):
         with pytest.raises(InputError):
             Tuning(**wrong)  # type: ignore[arg-type]
 

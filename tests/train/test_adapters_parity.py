@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from expert_cases import MODELS as EXPERTS
+from expert_cases import WHOLE
 from layout_cases import factorisations
-from parity import MODELS, SHARED, WORKLOAD, Steps, differences, joined, run_steps
+from parity import ATTENTIONS, MODELS, SHARED, WORKLOAD, Steps, differences, joined, run_steps
 from ranks import Pools
 
+from meshwright.describe.products import adaptable
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.layout import Layout, parse_layout
 
@@ -25,7 +28,7 @@ EIGHT = ("tp=2,pp=2,dp=2,zero=1", "cp=2,tp=2,pp=2,recompute=full")
 
 
 def found_and_wanted(pools: Pools, workload: Workload, text: str, model: str = "llama") -> tuple[Steps, Steps]:
-    layout, shapes = parse_layout(text), {**MODELS, **SHARED}[model]
+    layout, shapes = parse_layout(text), {**FAMILIES, **MODELS, **SHARED}[model]
     wanted = joined(pools.of(1).run(run_steps, shapes, workload, Layout(micro_batch=workload.global_batch), NUM_STEPS))
     return joined(pools.of(layout.num_ranks).run(run_steps, shapes, workload, layout, NUM_STEPS)), wanted
 
@@ -45,6 +48,24 @@ def test_bases_in_few_bits_equal_one_process(base: str, text: str, pools: Pools)
 @pytest.mark.parametrize(("model", "text"), [("few", "tp=4,mbs=2"), ("few", "tp=8"), ("tied", "pp=2,tp=2"), ("tied", "dp=2,zero=3")])
 def test_copied_heads_and_tied_tables_equal_one_process(model: str, text: str, pools: Pools) -> None:
     assert differences(*found_and_wanted(pools, LORA, text, model)) == []
+
+
+FAMILIES = {**ATTENTIONS, **EXPERTS, **WHOLE}
+OF_FAMILIES = [
+    ("latent", "tp=2,dp=2,mbs=1"),
+    ("direct", "tp=2,cp=2,recompute=full,mbs=2"),
+    ("gpt-oss with sinks and windows", "ep=2,tp=2,mbs=2,zero=1"),
+    ("mixtral", "ep=2,dp=2,pp=2,mbs=2,schedule=zero-bubble"),
+    ("mixtral with norms of heads", "ep=2,dp=2,mbs=2,zero=3,recompute=full"),
+    ("deepseek with latent attention", "ep=2,tp=2,cp=2,mbs=4,zero=2"),
+]
+
+
+@pytest.mark.parametrize(("model", "text"), OF_FAMILIES)
+def test_families_equal_one_process(model: str, text: str, pools: Pools) -> None:
+    shapes = FAMILIES[model]
+    workload = replace(LORA, adapters=replace(LORA.adapters, targets=adaptable(shapes)))
+    assert differences(*found_and_wanted(pools, workload, text, model)) == []
 
 
 def test_dropout_is_drawn_again_for_every_sample(pools: Pools) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.cli.show import show
 from meshwright.cli.urls import where_is
+from meshwright.describe.products import adapted_matrices
 from meshwright.ledger import predicted_s
 from meshwright.plan.plan import Plan
 from meshwright.record.run import read_run
@@ -42,7 +43,8 @@ def _material(job: TrainingJob) -> str:
     if job.data is None:
         return f"the corpus {job.corpus}, seed {job.seed}"
     data, adapters = job.data, job.plan.workload.adapters
-    what = f"adapters of rank {adapters.rank} on {', '.join(adapters.matrices)}, base in {adapters.base}" if adapters else "all weights"
+    matrices = ", ".join(adapted_matrices(job.plan.model, adapters)) if adapters else ""
+    what = f"adapters of rank {adapters.rank} on {matrices}, base in {adapters.base}" if adapters else "all weights"
     held = f", {len(data.valid.samples):,} held out" if data.valid else ", none held out"
     return f"{data.path} ({data.format}): {len(data.train.samples):,} samples{held}, seed {job.seed}; trained: {what}"
 

@@ -23,7 +23,7 @@ def tune(
     context: typer.Context,
     model_dir: Annotated[
         Path | None,
-        typer.Argument(metavar="MODEL_DIR", help="Hugging Face folder of a Llama model, or a run; default: the newest run."),
+        typer.Argument(metavar="MODEL_DIR", help="Hugging Face folder of a model, or a run; default: the newest run."),
     ] = None,
     data: Annotated[
         Path | None,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.describe.model import Model
-from meshwright.describe.workload import ADAPTED, BASES, Adapters
+from meshwright.describe.products import adaptable
+from meshwright.describe.workload import BASES, Adapters
 from meshwright.errors import InputError, nearest
 from meshwright.record.header import read_header
 
@@ -19,6 +20,7 @@ KEPT = "tune_"  # what their names begin with in the arguments of a run's header
 USUAL_LORA = "r=16,alpha=32,targets=all-linear"
 KEYS = ("r", "alpha", "targets", "dropout", "rslora")
 PATHS = ("adapter", "valid")
+MOST_EPOCHS = 1_000_000
 YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -49,9 +51,10 @@ class Tuning:
             )
         if self.base not in BASES:
             raise InputError(f"a base is not kept in {self.base!r}", where="--base", fix=f"choose from {', '.join(BASES)}")
-        if self.epochs <= 0 or (self.learning_rate is not None and not self.learning_rate > 0):
-            what = f"{self.epochs:g} epochs with a learning rate of {self.learning_rate}"
-            raise InputError(what, where="--epochs, --learning-rate", fix="give numbers above 0")
+        if not 0 < self.epochs <= MOST_EPOCHS:
+            raise InputError(f"{self.epochs:g} epochs", where="--epochs", fix=f"give a number above 0, and at most {MOST_EPOCHS:,}")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise InputError(f"a learning rate of {self.learning_rate:g}", where="--learning-rate", fix="give a number above 0")
 
     def kept(self) -> dict[str, Any]:
         """The options as a header keeps them."""
@@ -88,7 +91,10 @@ def adapters_of(tuning: Tuning, model: Model) -> Adapters | None:
         return None
     values, targets = _items(tuning.lora or USUAL_LORA)
     matrices = {part for name in targets or ["all-linear"] for part in matrix_named(name, model)}
-    rank = int(_number(values, "r", 16))
+    rank = _number(values, "r", 16)
+    if not rank.is_integer():
+        raise InputError(f"a rank of {values['r']}", where="--lora", fix="write a whole number: r=16")
+    rank = int(rank)
     if not 1 <= rank <= min(model.hidden, model.ffn_hidden):
         raise InputError(f"a rank of {rank}", where="--lora", fix=f"choose r from 1 to the model's width, {model.hidden}")
     stabilised = values.get("rslora", "no")
@@ -96,7 +102,7 @@ def adapters_of(tuning: Tuning, model: Model) -> Adapters | None:
         raise InputError(f"rslora is {stabilised!r}", where="--lora", fix="write rslora=yes or rslora=no")
     return Adapters(
         rank=rank,
-        targets=tuple(part for parts in ADAPTED.values() for part in parts if part in matrices),
+        targets=tuple(part for part in adaptable(model) if part in matrices),
         alpha=_number(values, "alpha", 2.0 * rank),
         dropout=_number(values, "dropout", 0.0),
         rank_stabilised=YES[stabilised],
@@ -119,6 +125,8 @@ def _items(text: str) -> tuple[dict[str, str], list[str]]:
             raise InputError(
                 f"no choice of adapters is named {key!r}" if key not in KEYS else f"{key} has no value", where="--lora", fix=fix
             )
+        if key in values or (key == "targets" and targets):
+            raise InputError(f"{key} is given twice", where="--lora", fix="give it once; several targets are targets=q_proj,v_proj")
         is_target = key == "targets"
         if is_target:
             targets += [name for name in value.split("+") if name]

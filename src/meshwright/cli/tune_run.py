@@ -18,6 +18,7 @@ from meshwright.cli.tune_arguments import Tuning, adapters_of, with_kept
 from meshwright.describe.config_json import CONFIG
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.describe.model import Model
+from meshwright.describe.products import adapted_matrices
 from meshwright.describe.this_machine import gpu_names
 from meshwright.describe.workload import Adapters, Evaluation, Training, Workload
 from meshwright.errors import InputError, printable
@@ -90,7 +91,8 @@ def given_model(wishes: Wishes) -> Given:
         plan = checked_plan(folder, "put the run's own plan back")
         return Given(folder, plan.model, plan.workload.seq_len)
     if not folder.is_dir() or not (folder / CONFIG).is_file():
-        what = f"this is no model: it has no {CONFIG}" if folder.is_dir() else "no such folder"
+        missing = "this is a file, not a folder" if folder.is_file() else "no such folder"
+        what = f"this is no model: it has no {CONFIG}" if folder.is_dir() else missing
         raise InputError(what, where=str(folder), fix=f"give a Hugging Face folder with {CONFIG}, weights and tokenizer.json, or a run")
     from meshwright.train.interop.huggingface import load_huggingface, longest_context
 
@@ -208,7 +210,8 @@ def started_adapters(tuning: Tuning, model: Model) -> Adapters:
     found = load_peft(Path(tuning.adapter), model).adapters
     asked = adapters_of(tuning, model) if tuning.lora else None
     if asked and (asked.rank, asked.matrices, asked.scale) != (found.rank, found.matrices, found.scale):
-        what = f"the adapter has rank {found.rank} on {', '.join(found.matrices)}, scaled by {found.scale:g}, and --lora asks for others"
+        matrices = ", ".join(adapted_matrices(model, found))
+        what = f"the adapter has rank {found.rank} on {matrices}, scaled by {found.scale:g}, and --lora asks for others"
         raise InputError(what, where=tuning.adapter, fix="leave out --lora, or ask for the same")
     return replace(found, base=tuning.base, dropout=asked.dropout if asked else found.dropout)
 

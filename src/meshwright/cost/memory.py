@@ -106,6 +106,22 @@ def trainer_experts_bytes(num_active: int) -> float:
     return num_active * (3 * INT64_BYTES + FP32_BYTES)
 
 
+def frozen_experts_bytes(
+    hidden: int, num_experts: int, num_active: int, expert_hidden: int, shared_hidden: int, num_inner: int, kept: Recipe
+) -> float:
+    """Bytes per token that a frozen mixture of experts saves in meshwright's trainer.
+
+    Routed experts and the router keep no input, because they have no gradients of their own. `kept` is that of an MLP: shared experts keep
+    the inputs that their adapters need.
+    """
+    router = kept.tensor_bytes * hidden + 3 * FP32_BYTES * num_experts
+    shared = (num_inner * kept.preactivation_bytes + kept.input_bytes) * shared_hidden + (
+        kept.input_bytes * hidden if shared_hidden else 0.0
+    )
+    routed = num_active * num_inner * kept.preactivation_bytes * expert_hidden
+    return router + shared + routed + trainer_experts_bytes(num_active)
+
+
 def loss_bytes(tokens: Quantity, hidden: int, vocab_size: Quantity, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
     """Bytes on the last stage at the loss: the larger of the cross-entropy's and the output projection's backward.
 

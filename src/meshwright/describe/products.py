@@ -1,4 +1,5 @@
-"""The matrix products of one layer in the order in which a plain trainer runs them, and which every-second checkpointing repeats."""
+"""The matrix products of one layer in the order in which a plain trainer runs them: their sides, which of them adapters may be beside,
+and which every-second checkpointing repeats."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.describe.model import Model
+from meshwright.describe.workload import ADAPTED, Adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,32 @@ def mlp_products(model: Model, width: int) -> tuple[Product, ...]:
     """Products of an MLP of a given width: the gate first, where there is one."""
     gate = (Product("gate", width, model.hidden),) if model.gated else ()
     return (*gate, Product("up", width, model.hidden), Product("down", model.hidden, width))
+
+
+def layer_products(model: Model, layer: int) -> dict[str, Product]:
+    """The products of a layer by their place in it, `attention.q` or `mlp.shared.down`; without routers and routed experts."""
+    experts, products = model.experts, {f"attention.{one.name}": one for one in attention_products(model)}
+    if experts is None or layer < experts.num_dense_layers:
+        return products | {f"mlp.{one.name}": one for one in mlp_products(model, model.ffn_hidden)}
+    shared = mlp_products(model, experts.num_shared * experts.hidden) if experts.num_shared else ()
+    return products | {f"mlp.shared.{one.name}": one for one in shared}
+
+
+def adaptable(model: Model) -> tuple[str, ...]:
+    """Names of the matrices of a model that adapters may be beside.
+
+    In families with routed experts these are the matrices of attention. The package PEFT takes `gate_proj`, `up_proj` and `down_proj` for
+    those of routed experts there (0.21, utils/transformers_weight_conversion.py), also where a layer is dense or has shared experts, so an
+    adapter beside these could not be loaded by it.
+    """
+    held = {one.name for one in layer_products(model, 0).values()}
+    kinds = ("qkv", "proj") if model.experts or model.latent else ADAPTED
+    return tuple(name for kind in kinds for name in ADAPTED[kind] if name in held)
+
+
+def adapted_matrices(model: Model, adapters: Adapters) -> tuple[str, ...]:
+    """Names of the matrices of a model that have adapters."""
+    return tuple(name for name in adaptable(model) if name in adapters.matrices)
 
 
 def repeated(products: Iterable[Product]) -> frozenset[str]:

@@ -23,7 +23,8 @@ MOST_BATCH = 10**8  # sequences
 
 
 # Matrices of a layer that adapters may be beside, by the kinds in which recipes name them.
-ADAPTED = {"qkv": ("q", "k", "v"), "proj": ("o",), "mlp": ("gate", "up", "down")}
+# Latent attention has other matrices in the place of queries, keys and values; a model has some of these (describe/products.py).
+ADAPTED = {"qkv": ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up"), "proj": ("o",), "mlp": ("gate", "up", "down")}
 BASES = ("bf16", "fp8", "nf4")
 # Bits of an element of a frozen matrix, with the scales of its blocks; a row has another scale of 32 bits (train/kernels/few_bits.py).
 FEW_BITS = {"fp8": 8.0, "nf4": 4.0 + 8 / 64}
@@ -36,7 +37,7 @@ class Adapters:
     rank: int
     targets: tuple[
         str, ...
-    ]  # kinds: "qkv" (one pair for all three), "proj", "mlp"; or single matrices: "q", "k", "v", "o", "gate", "up", "down"
+    ]  # kinds: "qkv" (one pair for all three), "proj", "mlp"; or single matrices: "q", "k", "v", "o", "gate", "up", "down", "q_down" ...
     alpha: float = 0.0  # the pair's product is scaled by alpha / rank; 0: twice the rank
     dropout: float = 0.0  # share of a pair's inputs that are left out in training
     rank_stabilised: bool = False  # scale by alpha / sqrt(rank) instead (arXiv:2312.03732)
@@ -56,8 +57,13 @@ class Adapters:
                 raise InputError(f"no matrix named {target!r}", where="workload.adapters.targets", fix=nearest(target, known))
 
     @property
+    def listed(self) -> str:
+        """The targets in words."""
+        return ", ".join(self.targets)
+
+    @property
     def matrices(self) -> tuple[str, ...]:
-        """The single matrices of a layer that have adapters."""
+        """The single matrices that have adapters, in any model; one model has some of them."""
         every = [name for names in ADAPTED.values() for name in names]
         wanted = {name for target in self.targets for name in ADAPTED.get(target, (target,))}
         return tuple(name for name in every if name in wanted)

@@ -6,6 +6,7 @@ Three stages represent all: the first (embedding, most micro-batches in flight),
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -18,11 +19,11 @@ from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column
 from meshwright.cost.pipeline import layers_in_flight, peak_in_flight, smallest_group
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
-from meshwright.describe.products import Product, attention_products, mlp_products, repeated
+from meshwright.describe.products import Product, adapted_matrices, attention_products, layer_products, mlp_products, repeated
 from meshwright.describe.profile import Slice
 from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
-from meshwright.describe.workload import FEW_BITS, Adapters, Workload
+from meshwright.describe.workload import ADAPTED, FEW_BITS, Adapters, Workload
 from meshwright.errors import FitError
 from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
 from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
@@ -40,8 +41,11 @@ def reserve_for(accelerator: Accelerator) -> float:
     return PROCESS_BYTES if accelerator.architecture == "cpu" else RESERVE_BYTES
 
 
+JOINED = (("attention", ("q", "k", "v")), ("mlp", ("gate", "up")), ("mlp.shared", ("gate", "up")))  # one product each
 OFFLOADED_SHARE = 0.5  # of the layers, those whose activations `offload` moves to the host's memory
 LOSS_TENSORS = 4  # hidden states in memory at the loss besides logits: the last layer's, the normalized ones, and both gradients
+SPLIT_INPUTS, WHOLE = ("o", "down"), ("q_down", "kv_down")  # matrices that tensor ranks split along their input, or not at all
+GATHERED = ("q", "gate", "up")  # the first of the matrices that multiply hidden states which tensor ranks have gathered
 NUM_GATHERED_LAYERS = 2  # ZeRO 3: the present layer and the one that is fetched ahead
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "buffers")
@@ -138,17 +142,75 @@ class _Shapes:
         mlp = 2 * self.model.hidden + (self.num_inner + 1) * self.model.ffn_hidden
         return float(self.adapters.parameters({**adapter_sides(self.model), "mlp": mlp}))
 
+    def own_adapter_parameters(self, layouts: Layouts, cut: _Cut) -> Column:
+        """Parameters of adapters on a rank of meshwright's trainer: a pair for each matrix, of which tensor ranks split one half."""
+        found = np.zeros(cut.layers.shape)
+        if self.adapters is None:
+            return found
+        for layer, count in ((0, cut.dense), (self.model.num_layers - 1, cut.layers - cut.dense)):
+            for one in layer_products(self.model, layer).values():
+                if one.name not in adapted_matrices(self.model, self.adapters):
+                    continue
+                halves = np.array([one.inner, one.columns], dtype=np.float64)[:, None] / np.ones(len(layouts))
+                if one.name not in WHOLE:
+                    halves[0 if one.name in SPLIT_INPUTS else 1] /= layouts.tp
+                found = found + count * self.adapters.rank * halves.sum(axis=0)
+        return found
+
     def kept(self, kind: str) -> Recipe:
         """The recipe for one kind of matrix multiplication.
 
-        An adapter keeps its input after a dropout in bf16, and the mask of the dropout; a frozen weight keeps nothing. Without a dropout
-        meshwright's trainer keeps the input alone, once for all adapters that read it.
+        An adapter keeps its input after a dropout in bf16, and the mask of the dropout; a frozen weight keeps nothing.
         """
         if not self.adapters:
             return self.recipe
-        if self.is_own and not self.adapters.dropout:
-            return replace(self.recipe, input_bytes=self.recipe.tensor_bytes if self.adapters.adapts(kind) else 0.0)
+        if self.is_own:
+            return replace(self.recipe, input_bytes=self.own_input_bytes(*ADAPTED[kind]))
         return replace(self.recipe, input_bytes=BF16_BYTES + 1 if self.adapters.adapts(kind) else 0.0)
+
+    def own_input_bytes(self, *names: str) -> float:
+        """Bytes of an element of an input that meshwright's trainer keeps for the adapters of these matrices, which all read it.
+
+        Without a dropout the input is kept once. With one, each matrix has a dropped copy of its own, and a mask.
+        """
+        assert self.adapters is not None, "without adapters the recipe says what is kept"
+        count = len(set(names) & set(adapted_matrices(self.model, self.adapters)))
+        if self.adapters.dropout:
+            return count * (self.recipe.tensor_bytes + 1)
+        return self.recipe.tensor_bytes if count else 0.0
+
+    def own_pairs_saved(self, layouts: Layouts, tokens: Column, *halves: str) -> Column:
+        """Bytes that the adapters of a layer keep besides inputs in meshwright's trainer, in halves of a layer: "attention", "mlp".
+
+        Pairs that multiply the same input are one: A and B side by side are kept, and the input times A, which is whole on every tensor
+        rank. The input that tensor ranks have gathered is kept whole, too.
+        """
+        found = np.zeros(len(layouts))
+        if not (self.is_own and self.adapters):
+            return found
+        adapted, rank, each = adapted_matrices(self.model, self.adapters), self.adapters.rank, self.recipe.tensor_bytes
+        for group in self._groups(halves):
+            count = sum(one.name in adapted for one in group)
+            if not count:
+                continue
+            tp = layouts.tp.astype(np.float64)
+            split_rows, split_inner = (np.where(is_split, tp, 1.0) for is_split in _split_sides(group[0].name))
+            rows, inner = sum(one.columns for one in group) / split_rows, group[0].inner / split_inner
+            joined = rows + (0.0 if self.adapters.dropout else inner)
+            found = found + each * rank * count * (joined + tokens)
+            if group[0].name in GATHERED:
+                found = found + self.own_input_bytes(*(one.name for one in group)) * group[0].inner * tokens * (1 - 1 / tp)
+        return found
+
+    def _groups(self, halves: Sequence[str]) -> list[list[Product]]:
+        """The products of a dense layer, those with the same input together."""
+        products = [(place, one) for place, one in layer_products(self.model, 0).items() if place.partition(".")[0] in halves]
+        groups: dict[str, list[Product]] = {}
+        for place, one in products:
+            before, name = place.rpartition(".")[::2]
+            first = next((names[0] for where, names in JOINED if where == before and name in names), name)
+            groups.setdefault(f"{before}.{first}", []).append(one)
+        return list(groups.values())
 
     @cached_property
     def attention_saved(self) -> float:
@@ -205,6 +267,10 @@ class _Shapes:
 
     @cached_property
     def dense_saved(self) -> float:
+        if self.is_own and self.adapters:
+            into, down = self.own_input_bytes("gate", "up"), self.own_input_bytes("down")
+            inner = self.num_inner * self.recipe.preactivation_bytes + down
+            return (self.recipe.tensor_bytes + into) * self.model.hidden + inner * self.model.ffn_hidden
         return memory.mlp_saved_bytes(self.model.hidden, self.model.ffn_hidden, self.num_inner, self.kept("mlp"))
 
     @cached_property
@@ -212,6 +278,11 @@ class _Shapes:
         experts = self.model.experts
         if not experts:
             return 0.0
+        if self.is_own and self.adapters:
+            shared = experts.num_shared * experts.hidden
+            return memory.frozen_experts_bytes(
+                self.model.hidden, experts.num_experts, experts.num_active, experts.hidden, shared, self.num_inner, self.kept("mlp")
+            )
         shapes = (experts.num_experts, experts.num_active, experts.hidden, experts.num_shared * experts.hidden, self.num_inner)
         return memory.experts_saved_bytes(self.model.hidden, *shapes, self.kept("mlp")) + self.own_experts_saved
 
@@ -228,7 +299,8 @@ class _Shapes:
         experts = self.model.experts
         if not experts:
             return np.zeros(len(layouts))
-        saved = memory.routed_saved_bytes(self.model.hidden, experts.num_active, experts.hidden, self.num_inner, self.kept("mlp"))
+        kept = replace(self.kept("mlp"), input_bytes=0.0) if self.is_own and self.adapters else self.kept("mlp")  # frozen: no inputs
+        saved = memory.routed_saved_bytes(self.model.hidden, experts.num_active, experts.hidden, self.num_inner, kept)
         shrunk = max(self.recipe.preactivation_bytes - 1.0, 0.0) * self.num_inner * experts.num_active * experts.hidden
         return np.asarray(saved - layouts.recomputes("act_fp8") * shrunk - layouts.recomputes("moe_act") * self.expert_activations)
 
@@ -341,7 +413,7 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
     micro_batches = np.maximum(workload.global_batch // (layouts.dp * layouts.micro_batch), 1)
     chunks = peak_in_flight(micro_batches, layouts.pp, layouts.vp, stage, layouts.is_zero_bubble)
     tokens = layouts.micro_batch * (workload.seq_len / layouts.cp)
-    stage_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp)
+    stage_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp) + _pairs_bytes(shapes, layouts, cut, tokens)
     held = layers_in_flight(split.at(stage), chunks, layouts.vp, smallest_group(micro_batches, layouts.pp), cut.is_last & ~cut.is_first)
     chunk_bytes = stage_bytes / layouts.vp
     extra, moment = _extra_bytes(shapes, layouts, cut, tokens, chunk_bytes, is_own)
@@ -413,7 +485,8 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     weights = weights + np.where(layouts.zero_stage >= 3, weight_bytes * _tables_gathered(shapes, layouts, cut) * (1 - 1 / ranks), 0.0)
     if shapes.adapters:
         weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
-        common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
+        trained = shapes.own_adapter_parameters(layouts, cut) if is_own else cut.layers * shapes.adapter_parameters / layouts.tp
+        common, routed = trained, np.zeros_like(routed)
         weights = weights + (recipe.tensor_bytes if is_own else BF16_BYTES) * common
     gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
     if is_own:
@@ -473,14 +546,29 @@ def _saved_by_few_bits(shapes: _Shapes, layouts: Layouts, cut: _Cut, weight_byte
         return np.zeros_like(cut.layers, dtype=np.float64)
     model = shapes.model
     per_element = bits / 8 + FP32_BYTES / model.hidden
-    kept = cut.layers * (shapes.dense_layer_parameters + shapes.copied(layouts) * shapes.key_value_parameters) / layouts.tp
+    split = cut.dense * shapes.dense_layer_parameters + (cut.layers - cut.dense) * shapes.expert_layer_parameters
+    kept = (split + cut.layers * shapes.copied(layouts) * shapes.key_value_parameters) / layouts.tp
+    kept = kept + cut.layers * (shapes.replicated_parameters - 2 * model.hidden)  # the products down to latent vectors
     return np.asarray(kept * (weight_bytes - per_element))
 
 
 def _made_weight_bytes(shapes: _Shapes, layouts: Layouts) -> Column:
     """Bytes of the largest weight of a base in few bits, which is made for each product."""
     is_few = shapes.adapters is not None and shapes.adapters.base in FEW_BITS
-    return np.asarray(is_few * shapes.recipe.tensor_bytes * widest_product(shapes.model) * shapes.model.hidden / layouts.tp)
+    return np.asarray(is_few * shapes.recipe.tensor_bytes * largest_frozen(shapes.model) / layouts.tp)
+
+
+def largest_frozen(model: Model) -> float:
+    """Elements of the largest product of a layer that a base in few bits keeps so; matrices with the same input are one product."""
+    found = [0.0]
+    for layer in (0, model.num_layers - 1):
+        products = layer_products(model, layer)
+        together = [
+            sum(products[f"{before}.{name}"].columns for name in names if f"{before}.{name}" in products) for before, names in JOINED
+        ]
+        found += [rows * model.hidden for rows in together]
+        found += [one.columns * one.inner for one in products.values()]
+    return float(max(found))
 
 
 def widest_product(model: Model) -> float:
@@ -491,7 +579,9 @@ def widest_product(model: Model) -> float:
 def adapter_sides(model: Model) -> dict[str, float]:
     """Both sides of each matrix that adapters may be beside, added up, without those of a whole MLP."""
     single = {name: model.hidden + model.ffn_hidden for name in ("gate", "up", "down")}
+    latent = {one.name: one.columns + one.inner for one in attention_products(model)} if model.latent else {}
     return {
+        **dict.fromkeys(ADAPTED["qkv"], 0.0),
         "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
         "proj": model.value_dim + model.hidden,
         "q": model.hidden + model.query_dim,
@@ -499,6 +589,7 @@ def adapter_sides(model: Model) -> dict[str, float]:
         "v": model.hidden + model.kv_dim,
         "o": model.value_dim + model.hidden,
         **single,
+        **latent,
     }
 
 
@@ -550,6 +641,18 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     by_ops = cut.dense * shapes.ops_saved[0] + (cut.layers - cut.dense) * shapes.ops_saved[1]
     kept = np.where(drops(OPS), by_ops, mlp + cut.layers * attention)
     return np.where(layouts.recomputes_all, cut.layers * hidden, kept) + _entrances_saved(shapes, cut)
+
+
+def _pairs_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column) -> Column:
+    """Bytes that one micro-batch keeps on a stage for adapters, besides their inputs; what is computed again keeps none."""
+    attention, mlp = (shapes.own_pairs_saved(layouts, tokens, half) for half in ("attention", "mlp"))
+    of_mlp = np.where(layouts.recomputes("mlp"), 0.0, mlp) if shapes.model.num_dense_layers else 0.0
+    return np.where(layouts.recomputes_all, 0.0, cut.layers * attention + cut.dense * of_mlp)
+
+
+def _split_sides(name: str) -> tuple[bool, bool]:
+    """Whether tensor ranks split a matrix along its output, and along its input."""
+    return name not in (*SPLIT_INPUTS, *WHOLE), name in SPLIT_INPUTS
 
 
 def _entrances_saved(shapes: _Shapes, cut: _Cut) -> Column:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshwright.describe.products import adapted_matrices
 from meshwright.describe.workload import Training
 from meshwright.errors import InputError
 from meshwright.layout import Layout
@@ -213,7 +214,7 @@ def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogS
         lora_rank=adapters.rank if adapters else 0,
         lora_alpha=adapters.alpha if adapters else 0.0,
         lora_dropout=adapters.dropout if adapters else 0.0,
-        lora_matrices=adapters.matrices if adapters else (),
+        lora_matrices=adapted_matrices(job.plan.model, adapters) if adapters else (),
     )
 
 

@@ -265,7 +265,7 @@ class Replica:
         """This rank's pieces of the weights, in the optimizer's precision."""
         for shard in self.shards:
             yield from shard.pieces(shard.values, "weights")
-        yield from self.routers.weights()
+        yield from self._changing_biases()
 
     def state(self) -> Iterator[Piece]:
         """All state of this rank that a checkpoint contains: weights and both moments."""
@@ -273,8 +273,12 @@ class Replica:
             yield from shard.pieces(shard.values, "weights")
             yield from shard.pieces(mean, "adam_mean")
             yield from shard.pieces(square, "adam_square")
-        yield from self.routers.weights()
+        yield from self._changing_biases()
         yield from self.routers.state()
+
+    def _changing_biases(self) -> Iterator[Piece]:
+        """The selection biases of routers, which beside adapters are frozen with the rest of the base."""
+        return self.routers.weights() if self.workload.adapters is None else iter(())
 
     def owned_state(self) -> Iterator[Piece]:
         """The pieces of `state` that this rank saves. If several ranks hold the same piece, the first of them saves it."""
@@ -292,6 +296,8 @@ class Replica:
     def fill_base(self, fill: Fill) -> None:
         """Load the weights that are not trained, piece by piece."""
         with torch.no_grad():
+            for piece in self.routers.weights() if self.workload.adapters else ():
+                fill(piece)
             for frozen in self.frozen:
                 frozen.fill(fill)
             for data in self.data:

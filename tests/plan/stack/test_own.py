@@ -52,7 +52,10 @@ def test_a_mixture_of_experts_is_planned_for_the_trainer() -> None:
     "workload, why",
     [
         (replace(TRAINED, training=Training(learning_rate=1e-3, balance=Balance(bias_rate=1e-3))), "whose router has none"),
-        (replace(TRAINED, adapters=Adapters(rank=8, targets=("q",))), "adapts dense models, and qwen3-30b-a3b has experts"),
+        (
+            replace(TRAINED, adapters=Adapters(rank=8, targets=("q", "down"))),
+            "finds no matrix of qwen3-30b-a3b for each of the targets q, down",
+        ),
     ],
 )
 def test_what_experts_do_not_run_with_is_said(workload: Workload, why: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llamas import MODEL, weights_of
+from llamas import DEEPSEEK_V3, GPT_OSS, LATENT, MIXTRAL, MODEL, QWEN3, QWEN3_MOE, weights_of
 from safetensors.torch import load_file, save_file
 
 from meshwright.describe.model import Model
@@ -27,6 +27,7 @@ from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.batches import micro_batch
 from meshwright.train.parallel.mesh import make_mesh
 from meshwright.train.replica import Replica
+from meshwright.train.tuning.targets import matrix_named
 
 ALL = ("q", "k", "v", "o", "gate", "up", "down")
 ADAPTERS = Adapters(rank=4, targets=ALL, alpha=12.0)
@@ -165,6 +166,43 @@ def test_ten_steps_are_those_of_transformers_and_peft(kind: str, folder: Path, a
     theirs = losses_of_theirs(with_peft(folder, adapter) if adapters else transformer_of(folder), 10)
     assert ours[-1] < ours[0] - 0.1
     assert np.abs(np.array(ours) / np.array(theirs) - 1).max() < 1e-5
+
+
+FAMILIES = {  # each with its matrices that adapters may be beside: what `all-linear` means for it
+    "qwen2": (replace(MODEL, qkv_biases=True), ALL),
+    "qwen3": (replace(QWEN3, norm_epsilon=1e-6), ALL),
+    "mistral": (replace(MODEL, rotary_scaling=None, window=7, num_windowed_layers=2), ALL),
+    "mixtral": (MIXTRAL, ("q", "k", "v", "o")),
+    "qwen3_moe": (QWEN3_MOE, ("q", "k", "v", "o")),
+    "gpt_oss": (GPT_OSS, ("q", "k", "v", "o")),
+    "deepseek_v3": (DEEPSEEK_V3, ("q_down", "q_up", "kv_down", "kv_up", "o")),
+    "deepseek_v3, direct queries": (
+        replace(LATENT, latent=replace(LATENT.latent, query_rank=0, interleaved=False)),
+        ("q", "kv_down", "kv_up", "o"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_of_a_family_are_those_of_peft(name: str, tmp_path: Path, world: None) -> None:
+    model, wanted = FAMILIES[name]
+    folder, ours, theirs = tmp_path / "model", tmp_path / "ours", tmp_path / "theirs"
+    save_huggingface(folder, model, weights_of(model), context=512, dtype=torch.float32)
+    adapters = Adapters(rank=4, targets=matrix_named("all-linear", model), alpha=12.0)
+    assert adapters.targets == wanted
+    save_peft(ours, model, adapters, pairs_of(model, adapters), str(folder), {})
+    replica, peft = replica_of(folder, adapters, ours), with_peft(folder, ours)
+    with torch.no_grad():
+        logits = peft(TOKENS).logits
+        assert close(logits_of(replica), logits) and not close(transformer_of(folder)(TOKENS).logits, logits)
+    save_huggingface(tmp_path / "merged", model, read_whole(ours).weights, context=512, dtype=torch.float32)
+    assert close(logits_of(replica_of(tmp_path / "merged", None)), logits)
+    losses = losses_of_ours(replica, 10)
+    assert losses[-1] < losses[0] - 0.01
+    assert losses == pytest.approx(losses_of_theirs(peft, 10), rel=1e-5)
+    peft.save_pretrained(theirs)
+    with torch.no_grad():
+        assert close(logits_of(replica_of(folder, load_peft(theirs, model).adapters, theirs)), peft.eval()(TOKENS).logits)
 
 
 def test_an_adapter_of_another_base_is_refused(adapter: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from expert_cases import DEEPSEEK, MIXTRAL, WHOLE
 from parity import GPT, LLAMA
 
+from meshwright.describe.model import Model
 from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError
 from meshwright.train.data import permutation
-from meshwright.train.model.adapters import Dropout, add_adapters, mixed, products_of, sides_of, signed
+from meshwright.train.model.adapters import Dropout, add_adapters, mixed, products_of, signed
 from meshwright.train.model.transformer import Context, Transformer
 
 
@@ -29,12 +31,20 @@ def test_only_pairs_are_trained() -> None:
     assert all(parameter.shape[0 if name.endswith("lora_a") else 1] == 2 for name, parameter in chunk.trained_parameters())
 
 
-def test_sides_are_those_of_the_matrices() -> None:
-    chunk = chunk_of(Adapters(rank=1, targets=("qkv", "proj", "mlp")))
+@pytest.mark.parametrize("model", [LLAMA, GPT, MIXTRAL, DEEPSEEK, *WHOLE.values()], ids=lambda model: model.name)
+def test_sides_are_those_of_the_matrices(model: Model) -> None:
+    with torch.device("meta"):
+        chunk = Transformer(model)
+    add_adapters(chunk, Adapters(rank=1, targets=("qkv", "proj", "mlp")))
     for layer, parts in products_of(chunk).values():
-        assert sum(sides_of(LLAMA, part)[1] for part in parts) == layer.weight.shape[0]
-        assert {sides_of(LLAMA, part)[0] for part in parts} == {layer.weight.shape[1]}
-    assert sides_of(GPT, "up") == (GPT.hidden, GPT.ffn_hidden)
+        if layer.adapter is None:
+            assert model.experts or model.latent, "only families with experts have matrices without adapters"
+            continue
+        pairs = [layer.adapter[part] for part in parts]  # type: ignore[index]
+        assert sum(pair.lora_b.shape[0] for pair in pairs) == layer.weight.shape[0]
+        assert {pair.lora_a.shape[1] for pair in pairs} == {layer.weight.shape[1]}
+    trained = {name for name, parameter in chunk.named_parameters() if parameter.requires_grad}
+    assert trained and not any(part in name for name in trained for part in (".experts.", ".router."))
 
 
 def test_words_are_mixed_as_by_numpy() -> None:
@@ -57,6 +67,7 @@ def test_dropout_depends_on_sample_position_matrix_and_column_alone() -> None:
     assert float((whole == 0).float().mean()) == pytest.approx(0.25, abs=0.06)
     assert torch.equal(dropout(x[:, :, :16], key, 32), whole[:, :, 32:48])  # a part of the columns, on another rank
     assert not torch.equal(dropout(x, another, 0), whole)
+    assert torch.equal(dropout(x[:, :2], key, 0, part=(1, 2)), whole[:, 2:])  # a part of the positions, on another rank
     dropout.use(context([8], [2, 3]))  # another micro-batch with the same sample, and other positions
     assert torch.equal(dropout(x[:1, :2], key, 0), whole[1:, 2:])
     assert dropout.drops and not Dropout(0.0, seed=3).drops

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from expert_cases import DEEPSEEK, MIXTRAL
-from on_rehearsal import memory_among_others, rehearsed_memory
+from on_rehearsal import kept_by_a_layer, memory_among_others, rehearsed_memory
 from parity import LLAMA, WORKLOAD
 from ranks import Pools
 
 from meshwright.describe.model import Model
+from meshwright.describe.workload import Adapters
 from meshwright.layout import parse_layout
 from meshwright.predict.footprint import stages
 from meshwright.train.rehearse.memory import Held, Moment, levels_between, peak_of
@@ -149,3 +150,47 @@ def test_experts_keep_as_much_more_than_a_dense_layer_as_the_footprint_says(num_
     wanted = [stages(part.model, part.workload, part.layout, is_own=True)[0].activations_bytes for part in parts]
     not_kept = 2 * 512 * wide.num_layers * 2 * 128  # bytes in bf16: of each token the two experts' silu
     assert experts + not_kept - dense == pytest.approx(wanted[1] - wanted[0], rel=0.05)
+
+
+EVERY = ("q", "k", "v", "o", "gate", "up", "down")
+LORA = Adapters(rank=8, targets=EVERY)
+# Sides in the proportions of Llama 3.1 8B, an eighth as wide.
+EIGHTH = replace(LLAMA, name="eighth", num_layers=2, hidden=512, ffn_hidden=1792, num_heads=8, num_kv_heads=2, head_dim=64)
+
+
+def tuned(text: str, adapters: Adapters, model: Model = EIGHTH, precision: str = "bf16") -> Part:
+    part = replace(part_of(text, precision), model=model)
+    return replace(part, workload=replace(part.workload, seq_len=256, global_batch=part.layout.dp, packed=False, adapters=adapters))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
+@pytest.mark.parametrize(
+    "text, adapters",
+    [
+        ("mbs=1", LORA),
+        ("mbs=1", Adapters(rank=8, targets=("q", "v"))),
+        ("mbs=1", replace(LORA, dropout=0.1, base="nf4")),
+        ("recompute=mlp,mbs=1", replace(LORA, rank=32, base="fp8")),
+        ("recompute=full,mbs=1", LORA),
+        ("cp=2,mbs=1", LORA),
+        ("tp=2,mbs=1", LORA),
+    ],
+)
+def test_a_tuned_layer_keeps_what_the_footprint_says(text: str, adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor by tensor; all but the scales of the norms, which are 8 bytes of a token."""
+    part = tuned(text, adapters)
+    (wanted,) = stages(part.model, part.workload, part.layout, is_own=True)
+    assert kept_by_a_layer(part, monkeypatch) == pytest.approx(wanted.activations_bytes / wanted.layers, rel=2e-3)
+
+
+@pytest.mark.parametrize("base", ["bf16", "fp8", "nf4"])
+@pytest.mark.parametrize("text", ["mbs=1", "tp=2,mbs=1", "pp=2,mbs=1", "dp=4,zero=2,mbs=1", "dp=2,tp=2,zero=1,mbs=1"])
+def test_states_of_tuning_are_those_of_the_footprint(text: str, base: str) -> None:
+    part = tuned(text, replace(LORA, base=base))
+    part = replace(part, workload=replace(part.workload, seq_len=32))
+    for stage in stages(part.model, part.workload, part.layout, is_own=True):
+        rank = next(rank for rank in range(part.layout.num_ranks) if part.layout.coordinate(rank)["pp"] == stage.stage)
+        found = rehearsed_memory(replace(part, rank=rank))
+        names = ("weights_bytes", "optimizer_bytes", *(("gradients_bytes",) if part.layout.dp > 1 else ()))  # alone, a backward makes them
+        for name in names:
+            assert getattr(found, name) == pytest.approx(getattr(stage, name), rel=0.01), (stage.stage, name)

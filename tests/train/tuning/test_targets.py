@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from parity import GPT, LLAMA
+from expert_cases import DEEPSEEK, MIXTRAL
+from parity import ATTENTIONS, GPT, LLAMA
 
 from meshwright.errors import InputError
 from meshwright.train.tuning.targets import matrix_named
@@ -18,6 +19,19 @@ def test_targets_by_every_name() -> None:
     assert matrix_named("all-linear", replace(GPT)) == tuple(name for name in ALL if name != "gate")
     assert matrix_named("model.layers.0.self_attn.q_proj", LLAMA) == matrix_named("q", LLAMA) == ("q",)
     assert matrix_named("qkv", LLAMA) == ("q", "k", "v") and matrix_named("proj", LLAMA) == ("o",)
+
+
+def test_a_model_has_its_own_matrices() -> None:
+    latent = ATTENTIONS["latent"]
+    assert matrix_named("qkv", latent) == ("q_down", "q_up", "kv_down", "kv_up")
+    assert matrix_named("q_a_proj", latent) == ("q_down",) and matrix_named("kv_a_proj_with_mqa", latent) == ("kv_down",)
+    assert matrix_named("qkv", ATTENTIONS["direct"]) == ("q", "kv_down", "kv_up")
+    assert matrix_named("all-linear", MIXTRAL) == ("q", "k", "v", "o")
+    assert matrix_named("all-linear", DEEPSEEK) == ("q", "k", "v", "o")  # though the first layer is dense, and others have shared experts
+    for name in ("gate_proj", "mlp"):
+        with pytest.raises(InputError, match=f"adapters beside '{name}' of small-mixtral: .* beside attention only") as found:
+            matrix_named(name, MIXTRAL)
+        assert "q_proj" in found.value.fix
 
 
 def test_an_unknown_name_gives_the_nearest() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.describe.model import Model
+from meshwright.describe.products import adaptable
 from meshwright.describe.recipe import recipe
-from meshwright.describe.workload import Workload
+from meshwright.describe.workload import ADAPTED, Workload
 from meshwright.layout import USUAL_RECOMPUTE, Layout, Layouts
 from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, recompute_rule
 from meshwright.predict.legality import check_division
@@ -69,9 +70,19 @@ def _is_elsewhere(asked: Asked) -> bool:
     return chip.vendor != "NVIDIA" and chip.architecture != CPU
 
 
+def _moves_biases(asked: Asked) -> bool:
+    return asked.workload.training is not None and asked.workload.training.balance.bias_rate > 0
+
+
 def _moves_no_bias(asked: Asked) -> bool:
-    training, experts = asked.workload.training, asked.model.experts
-    return training is not None and training.balance.bias_rate > 0 and experts is not None and not experts.router.has_selection_bias
+    experts = asked.model.experts
+    return _moves_biases(asked) and experts is not None and not experts.router.has_selection_bias
+
+
+def _adapts_nothing(asked: Asked) -> bool:
+    """Whether a target names matrices that no layer of the model has."""
+    adapters, known = asked.workload.adapters, adaptable(asked.model)
+    return adapters is not None and any(not set(ADAPTED.get(target, (target,))) & set(known) for target in adapters.targets)
 
 
 MESHWRIGHT = Stack(
@@ -112,18 +123,11 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.adapters is not None and _is_fp8(asked),
         ),
         JobRule(
-            what="adapts dense models, and {asked.model.name} has experts",
-            where="workload.adapters",
-            fix="adapt a dense model, or train all weights",
-            source="train/model/adapters.py",
-            forbids=lambda asked: asked.workload.adapters is not None and asked.model.experts is not None,
-        ),
-        JobRule(
-            what="adapts q, k, v, o, gate, up and down, and {asked.model.name} has latent attention, which has other matrices",
-            where="workload.adapters",
-            fix="choose a model without latent attention, or leave the adapters out",
-            source="train/model/adapters.py",
-            forbids=lambda asked: asked.workload.adapters is not None and asked.model.latent is not None,
+            what="cannot move selection biases of {asked.model.name} beside adapters: they are frozen with the router",
+            where="workload.training.balance.bias_rate",
+            fix="leave bias_rate out, or train all weights",
+            source="train/replica.py",
+            forbids=lambda asked: asked.workload.adapters is not None and _moves_biases(asked),
         ),
         JobRule(
             what="adapts models without prediction layers, and {asked.model.name} has {asked.model.num_prediction_layers}",
@@ -133,13 +137,12 @@ MESHWRIGHT = Stack(
             forbids=lambda asked: asked.workload.adapters is not None and asked.model.num_prediction_layers > 0,
         ),
         JobRule(
-            what="adapts q, k, v, o, gate, up and down; {asked.model.name} has no gate",
+            what="finds no matrix of {asked.model.name} for each of the targets {asked.workload.adapters.listed}",
             where="workload.adapters.targets",
-            fix="leave gate out of the targets",
-            source="train/model/adapters.py",
-            forbids=lambda asked: (
-                asked.workload.adapters is not None and "gate" in asked.workload.adapters.targets and not asked.model.gated
-            ),
+            fix="choose from the model's own: q, k, v, o, gate, up, down; q_down, q_up, kv_down, kv_up with latent attention; "
+            "routed experts are not among them",
+            source="describe/products.py",
+            forbids=_adapts_nothing,
         ),
         JobRule(
             what="cannot run {asked.model.name}, which has {asked.model.num_positions} learned positions, on sequences of "

@@ -6,7 +6,7 @@ Only names differ: PEFT stores A as [rank, in] and B as [out, rank] too, and sca
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.describe.model import Model
-from meshwright.describe.workload import ADAPTED, Adapters
+from meshwright.describe.products import adaptable, adapted_matrices, layer_products
+from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError
 from meshwright.files import read_text
 from meshwright.train.checkpoint import Piece
-from meshwright.train.interop.families import IN_LAYER
+from meshwright.train.interop.families import family_of
 from meshwright.train.interop.huggingface_save import appearing, in_json, write_file, write_tensors
-from meshwright.train.model.adapters import sides_of
 from meshwright.train.tuning.targets import MODULES, matrix_named
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model.model.layers"
+PREFIX = "base_model.model"
 HALVES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 # Settings of PEFT that change what an adapter computes, with the values that mean nothing of the kind.
 FOREIGN: Mapping[str, tuple[object, ...]] = {
@@ -52,20 +52,21 @@ class Half:
 
 def named_pairs(model: Model, adapters: Adapters) -> dict[str, Half]:
     """Every half of every pair by our name, with PEFT's name and its shape."""
-    places = {theirs.rpartition(".")[2]: (ours, theirs) for ours, theirs in IN_LAYER.items()}
-    found = {}
+    family, adapted, found = family_of(model), adapted_matrices(model, adapters), {}
     for number in range(model.num_layers):
-        for part in adapters.matrices:
-            ours, theirs = places[their_module(part)]
-            num_in, num_out = sides_of(model, part)
-            shapes = {"lora_a": (adapters.rank, num_in), "lora_b": (num_out, adapters.rank)}
+        for place, one in layer_products(model, number).items():
+            if one.name not in adapted:
+                continue
+            ours = f"layers.{number}.{place}"
+            module = family.named(f"{ours}.weight", (one.columns, one.inner)).theirs.removesuffix(".weight")
+            shapes = {"lora_a": (adapters.rank, one.inner), "lora_b": (one.columns, adapters.rank)}
             for half, shape in shapes.items():
-                found[f"layers.{number}.{ours}.{half}"] = Half(theirs=f"{PREFIX}.{number}.{theirs}.{HALVES[half]}", shape=shape)
+                found[f"{ours}.{half}"] = Half(theirs=f"{PREFIX}.{module}.{HALVES[half]}", shape=shape)
     return found
 
 
-def config_of(adapters: Adapters, base: str) -> dict[str, Any]:
-    """The adapter_config.json of adapters beside the model `base`."""
+def config_of(model: Model, adapters: Adapters, base: str) -> dict[str, Any]:
+    """The adapter_config.json of adapters beside the model `model`, which is in the folder `base`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -74,7 +75,7 @@ def config_of(adapters: Adapters, base: str) -> dict[str, Any]:
         "lora_alpha": adapters.scale * adapters.rank if not adapters.rank_stabilised else adapters.alpha or 2 * adapters.rank,
         "lora_dropout": adapters.dropout,
         "use_rslora": adapters.rank_stabilised,
-        "target_modules": [their_module(part) for part in adapters.matrices],
+        "target_modules": [their_module(part) for part in adapted_matrices(model, adapters)],
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -91,7 +92,7 @@ def save_peft(folder: Path, model: Model, adapters: Adapters, tensors: Mapping[s
         write_tensors(draft / WEIGHTS, {named[name].theirs: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         for name, content in more.items():
             write_file(draft / name, content)
-        write_file(draft / CONFIG, in_json(config_of(adapters, base)))
+        write_file(draft / CONFIG, in_json(config_of(model, adapters, base)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +162,7 @@ def adapters_of(config: Mapping[str, Any], model: Model, path: Path) -> Adapters
         matrices = {part for name in names for part in matrix_named(str(name), model)}
         return Adapters(
             rank=int(config["r"]),
-            targets=tuple(part for parts in ADAPTED.values() for part in parts if part in matrices),
+            targets=tuple(part for part in adaptable(model) if part in matrices),
             alpha=float(config["lora_alpha"]),
             dropout=float(config.get("lora_dropout") or 0.0),
             rank_stabilised=bool(config.get("use_rslora", False)),
@@ -185,11 +186,14 @@ def _check_tensors(file: Any, named: Mapping[str, Half], model: Model, path: Pat
         raise InputError(f"the adapter holds {more[0]}, which has no place in this base", where=str(path), fix=fix)
 
 
-def merged(weight: Callable[[str], Tensor], pair: Callable[[str], Tensor], name: str, adapters: Adapters) -> Tensor:
-    """The tensor `name` of the base with the product of its pair added, in fp32; the tensor itself where it has no pair."""
+def merged(weight: Callable[[str], Tensor], pair: Callable[[str], Tensor], name: str, adapters: Adapters, adapted: Sequence[str]) -> Tensor:
+    """The tensor `name` of the base with the product of its pair added, in fp32; the tensor itself where it has no pair.
+
+    `adapted`: names of the matrices that have pairs.
+    """
     base = weight(name)
     matrix, _, kind = name.rpartition(".")
-    if kind != "weight" or matrix.rpartition(".")[2] not in adapters.matrices:
+    if kind != "weight" or matrix.rpartition(".")[2] not in adapted:
         return base
     low, high = pair(f"{matrix}.lora_a").float(), pair(f"{matrix}.lora_b").float()
     return torch.addmm(base.float(), high.to(base.device), low.to(base.device), alpha=adapters.scale)

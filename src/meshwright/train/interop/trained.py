@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.describe.config_json import CONFIG
 from meshwright.describe.model import Model
+from meshwright.describe.products import adapted_matrices
 from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
@@ -25,6 +26,7 @@ from meshwright.train.folders import ADAPTER, CHECKPOINTS, PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
 from meshwright.train.interop.peft import load_peft, merged, named_pairs, read_config
 from meshwright.train.kernels.few_bits import KINDS
+from meshwright.train.model.experts import PART
 from meshwright.train.model.generate import generate
 from meshwright.train.model.transformer import Transformer, views_of
 from meshwright.train.tuning.marking import Marker
@@ -214,12 +216,13 @@ def _beside(base: Path, model: Model, adapters: Adapters, pairs: Mapping[str, Te
         return as_kept(whole, adapters.base) if is_product(name) else whole
 
     shapes = {name: tuple(bare.shape) for name, bare in _bare(model).named_tensors()}
-    return {name: merged(weight, lambda half: pairs[half], name, adapters) for name in shapes}
+    adapted = adapted_matrices(model, adapters)
+    return {name: merged(weight, lambda half: pairs[half], name, adapters, adapted) for name in shapes}
 
 
 def is_product(name: str) -> bool:
-    """Whether a tensor is a matrix of a layer."""
-    return name.startswith("layers.") and name.endswith(".weight") and "norm" not in name
+    """Whether a tensor is a matrix of a layer that a base in few bits keeps so: no router, and no routed expert."""
+    return name.startswith("layers.") and name.endswith(".weight") and not any(part in name for part in ("norm", ".router.", PART))
 
 
 def as_kept(whole: Tensor, base: str) -> Tensor:

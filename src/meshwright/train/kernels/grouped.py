@@ -139,9 +139,8 @@ class _GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor, layer: GroupedLinear) -> Tensor:
-        ctx.save_for_backward(rows, weight, counts)
-        ctx.layer = layer
-        ctx.puts_off = layer.put_off is not None
+        ctx.layer, ctx.is_frozen = layer, not layer.weight.requires_grad
+        ctx.save_for_backward(None if ctx.is_frozen else rows, weight, counts)  # only the gradient of the weight needs the input
         return layer.arithmetic(rows).forward(rows, layer.matrices(weight), counts)
 
     @staticmethod
@@ -149,12 +148,14 @@ class _GroupedProduct(torch.autograd.Function):
         rows, weight, counts = ctx.saved_tensors
         layer: GroupedLinear = ctx.layer
         gradient = gradient.contiguous()
-        arithmetic = layer.arithmetic(rows)
+        arithmetic = layer.arithmetic(gradient)
         d_rows = arithmetic.to_input(gradient, layer.matrices(weight), counts)
 
         def to_weight() -> Tensor:
             return arithmetic.to_weight(gradient, rows, counts).view_as(weight)
 
+        if ctx.is_frozen:
+            return d_rows, None, None, None
         if layer.put_off is None:
             return d_rows, to_weight(), None, None
         layer.put_off.append(lambda: (layer.weight, to_weight()))

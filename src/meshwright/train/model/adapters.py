@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.describe.model import Model
+from meshwright.describe.products import adapted_matrices, layer_products
 from meshwright.describe.workload import Adapters
 from meshwright.train.data.permutation import key_of
 from meshwright.train.kernels.adapted import adapted, added
@@ -67,11 +67,16 @@ class Dropout:
         """Whether something is left out of the micro-batch that is computed now."""
         return self.share > 0 and torch.is_grad_enabled()
 
-    def __call__(self, x: Tensor, key: Tensor, first_column: int) -> Tensor:
-        """`x` without the share that is left out, and the rest scaled up; `first_column`: of the matrix, where this rank's begin."""
+    def __call__(self, x: Tensor, key: Tensor, first_column: int, part: tuple[int, int] = (0, 1)) -> Tensor:
+        """`x` without the share that is left out, and the rest scaled up.
+
+        `first_column`: of the matrix, where this rank's begin. `part`: which of how many parts of the positions `x` has.
+        """
         assert self.keys is not None, "a layer takes its keys before its products"
+        index, count = part
+        keys = self.keys if count == 1 else self.keys.chunk(count, dim=1)[index]
         columns = torch.arange(first_column, first_column + x.shape[-1], device=x.device)
-        words = mixed(self.keys[:, :, None] + mixed(columns + key)[None, None, :])
+        words = mixed(keys[:, :, None] + mixed(columns + key)[None, None, :])
         kept = _shifted(words, 40) >= round(self.share * 2**24)
         return x * kept * (1.0 / (1.0 - self.share))
 
@@ -120,9 +125,11 @@ class AdaptedProduct:
         dropout: Dropout,
         gather: Callable[[Tensor], Tensor] | None,
         first_column: int,
+        part: tuple[int, int],
         device: torch.device,
     ) -> None:
-        self.sizes, self.scale, self.dropout, self.gather, self.first_column = sizes, adapters.scale, dropout, gather, first_column
+        self.sizes, self.scale, self.dropout, self.gather = sizes, adapters.scale, dropout, gather
+        self.first_column, self.part = first_column, part
         self.is_last = False  # whether the backward pass computes again what is before this product, but not the product
         self.keys = {part: torch.tensor(signed(key_of(dropout.seed, name, part)), device=device) for part in sizes}
 
@@ -135,7 +142,8 @@ class AdaptedProduct:
             return added(x, held, None, x.new_empty(sum(self.sizes.values()), 0), self.scale)
         b = self._joined(pairs)
         if self.dropout.drops:
-            low = [F.linear(self.dropout(x, self.keys[part], self.first_column), pair.lora_a) for part, pair in pairs.items()]
+            kept = [self.dropout(x, self.keys[part], self.first_column, self.part) for part in pairs]
+            low = [F.linear(rest, pair.lora_a) for rest, pair in zip(kept, pairs.values(), strict=True)]
             return added(x, held, torch.cat(low, dim=-1), b, self.scale)
         a = torch.cat([pair.lora_a for pair in pairs.values()])
         return added(x, held, F.linear(x, a), b, self.scale) if self.is_last else adapted(x, held, a, b, self.scale)
@@ -166,23 +174,13 @@ def products_of(chunk: Transformer) -> dict[str, tuple[Linear, tuple[str, ...]]]
 
 def add_adapters(chunk: Transformer, adapters: Adapters) -> None:
     """Freeze a chunk (still without storage) and add pairs beside its matrices."""
-    model = chunk.model
     chunk.requires_grad_(False)
-    for layer, parts in products_of(chunk).values():
+    adapted = adapted_matrices(chunk.model, adapters)
+    for name, (layer, parts) in products_of(chunk).items():
+        places = layer_products(chunk.model, int(name.split(".")[1]))
+        before = name.split(".", 2)[2].rpartition(".")[0]
+        sides = {part: places[f"{before}.{part}"] for part in parts if part in adapted}
         with torch.device("meta"):
-            pairs = {part: Pair(*sides_of(model, part), adapters.rank) for part in parts if part in adapters.matrices}
+            pairs = {part: Pair(one.inner, one.columns, adapters.rank) for part, one in sides.items()}
         if pairs:
             layer.adapter = Adapter(pairs)
-
-
-def sides_of(model: Model, part: str) -> tuple[int, int]:
-    """Width of the input and of the output of a matrix of a layer."""
-    return {
-        "q": (model.hidden, model.query_dim),
-        "k": (model.hidden, model.kv_dim),
-        "v": (model.hidden, model.kv_dim),
-        "o": (model.query_dim, model.hidden),
-        "gate": (model.hidden, model.ffn_hidden),
-        "up": (model.hidden, model.ffn_hidden),
-        "down": (model.ffn_hidden, model.hidden),
-    }[part]

@@ -17,7 +17,7 @@ from meshwright.train.parallel.buckets import Numbers, put_in_place
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.shards import Cut, Span, cuts_of, has_padding, spans_of
-from meshwright.train.parallel.tensor import GatheredProduct, gathering
+from meshwright.train.parallel.tensor import GatheredProduct, cut_dim, gathering
 
 ROWS_AT_ONCE = 1024  # of a matrix that are in memory whole while it is put into few bits
 PREFIX = "weights"
@@ -31,8 +31,10 @@ def connect(chunk: Transformer, adapters: Adapters, dropout: Dropout, axis: Axis
         unit = layer.weight.shape[0] // sum(share for _, share in held)
         sizes = {part: share * unit for part, (_, share) in zip(parts, held, strict=True)}
         gather = gathering(axis) if isinstance(layer.multiply, GatheredProduct) else None
-        first_column = 0 if gather else axis.index * layer.weight.shape[1]
-        layer.multiply = AdaptedProduct(name, sizes, adapters, dropout, gather, first_column, device)
+        dim = cut_dim(f"{name}.weight")  # a matrix that is whole on every rank multiplies the rank's part of the sequence
+        first_column = axis.index * layer.weight.shape[1] if dim == 1 else 0
+        part = (axis.index, axis.size) if dim is None else (0, 1)
+        layer.multiply = AdaptedProduct(name, sizes, adapters, dropout, gather, first_column, part, device)
     for block in chunk.blocks():
         if isinstance(block.mlp, MLP) and isinstance(block.mlp.down.multiply, AdaptedProduct):
             block.mlp.down.multiply.is_last = block.recomputes or block.recomputes_mlp

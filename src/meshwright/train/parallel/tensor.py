@@ -36,7 +36,7 @@ CUTS = {
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
     # Of a pair of low-rank matrices, the one on the side that the weight is split along.
-    **{f".{name}.lora_b": 0 for name in ("q", "k", "v", "gate", "up")},
+    **{f".{name}.lora_b": 0 for name in ("q", "k", "v", "q_up", "kv_up", "gate", "up")},
     **{f".{name}.lora_a": 1 for name in ("o", "down")},
     **{f"mlp.shared.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.shared.down.weight": 1,
