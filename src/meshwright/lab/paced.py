@@ -35,14 +35,20 @@ WIDE = 1.2533  # of the standard error of a median of normal values, over that o
 
 
 def paced_forecast(lab: Lab, *changes: str) -> Forecast:
-    """The forecast of the job on all racks of a lab. Its compute is that of one rack alone, however many there are."""
+    """The forecast of the job on all racks of a lab. Its compute is that of one rack alone, however many there are.
+
+    The share of a fabric's rate that collectives reach was fitted on clusters of GPUs. Over the uplinks of a lab they reach all of it.
+    """
     alone = lab_cluster(replace(lab, num_racks=1)).accelerator
     cluster = replace(lab_cluster(lab), accelerator=alone)
     layout = Layout(
         tp=lab.num_ranks, pp=lab.num_hosts, dp=lab.num_racks, micro_batch=MICRO_BATCH, zero_stage=0, overlap_dp=False, order=OUTERMOST_DP
     )
     batch = f"workload.global_batch={BATCH * lab.num_racks}"
-    return Job(MODEL, cluster, WORKLOAD, changes=(batch, *changes), profile="none").forecast(layout)
+    job = Job(MODEL, cluster, WORKLOAD, changes=(batch, *changes), profile="none")
+    *inside, outermost = job.cluster.tiers
+    rate = outermost.bytes_per_s / float(job.software.constants.fabric_efficiency)
+    return job.on(replace(job.cluster, tiers=(*inside, replace(outermost, bytes_per_s=rate)))).forecast(layout)
 
 
 def pace_of(forecast: Forecast, num_steps: int) -> Pace:
