@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -50,3 +52,26 @@ def test_a_strided_gradient_is_read_where_it_lies(kernel_device: torch.device) -
     gradient, rows = torch.ones(2, 3, device=kernel_device).T, torch.ones(3, 4, device=kernel_device)
     found = grouped_weight_gradient(gradient, rows, torch.tensor([1, 2], device=kernel_device))
     assert found.tolist() == [[[1.0] * 4] * 2, [[2.0] * 4] * 2]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels are not compiled")
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("name", ["product", "weight_gradient"])
+def test_a_kernel_compiles_for_hopper_and_uses_its_tensor_cores(name: str, number: int) -> None:
+    """Triton compiles for a GPU that is not there. Strides and pointers are multiples of 16, as those of the trainer are."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from meshwright.train.kernels import grouped_kernels
+
+    kernel, tiles = getattr(grouped_kernels, f"_{name}"), grouped_kernels.TILES[number]
+    sizes = {"NUM_OUT": 1536, "NUM_IN": 2048, "GROUPS": 128, "DEEP": 64, "PRECISION": "tf32", **tiles.kwargs}
+    constants = {**sizes, **({"in_stride": 1} if name == "product" else {})}
+    types = {"counts": "*i64", "num_groups": "i32", "group_stride": "i32", "out_stride": "i32", **dict.fromkeys(constants, "constexpr")}
+    signature = {argument: types.get(argument, "*bf16") for argument in kernel.arg_names}
+    even = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind != "constexpr"}
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    made = triton.compile(ASTSource(kernel, signature, constants, even), target=GPUTarget("cuda", 90, 32), options=options)
+    assert "wgmma.mma_async" in made.asm["ptx"] and "cp.async" in made.asm["ptx"]
+    assert made.metadata.shared <= 227 * 1024 and ".local" not in made.asm["ptx"]  # nothing is spilt
