@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from link_traces import cases, link_trials
 from numpy.typing import NDArray
 
 from meshwright.record.step_times import read_step_times
@@ -163,7 +164,7 @@ def live(slowdown: float, number: int) -> dict[str, object]:
         process.join()
         events = [json.loads(line) for line in (Path(folder) / "runs" / "a" / "events.jsonl").read_text().splitlines()]
     named = [(event["rank"], event["step"]) for event in events if event["kind"] == "slow_rank"]
-    return {"slowdown": slowdown, "run": number, "named": named}
+    return {"slowdown": slowdown, "run": number, "named": named, "load": round(os.getloadavg()[0], 1)}
 
 
 def _trained(folder: str, slowdown: float) -> None:
@@ -199,19 +200,27 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = [trials(name, draw, slowdown, given.trials) for name, draw in kinds(given.logs).items() for slowdown in SLOWDOWNS]
+    draws = kinds(given.logs)
+    links = [link_trials(name, draw, case, given.trials) for name, draw in draws.items() for case in cases(SLOWDOWNS[1:])]
     hangs = [(name, median_s, false_hangs(median_s, steps)) for name, steps in hang_traces(given.logs) for median_s in MEDIANS_S]
-    runs = [live(slowdown, number) for slowdown in (1.3, 2.0) for number in range(5)] if given.live else []
+    runs = [live(slowdown, number) for slowdown in (1.0, 1.3, 2.0) for number in range(5)] if given.live else []
     if given.json:
-        print(json.dumps({"trials": [asdict(one) for one in found], "hangs": hangs, "live": runs}))
+        print(json.dumps({"trials": [asdict(one) for one in found], "links": [asdict(one) for one in links], "hangs": hangs, "live": runs}))
         return
     print(f"{'noise':24} {'slower by':>9}  {'named':>9}  {'a wrong one':>11}")
     for one in found:
         by = f"{100 * (one.slowdown - 1):.0f} %" if one.slowdown > 1 else "sound"
         print(f"{one.noise:24} {by:>9}  {one.num_named:4} / {one.num_trials}  {one.num_wrong:11}")
+    print(f"\n{'noise':24} {'slower':20} {'by':>6}  {'named':>9}  {'a wrong one':>11}")
+    for link in links:
+        by = f"{100 * (link.slowdown - 1):.0f} %"
+        print(f"{link.noise:24} {link.what:20} {by:>6}  {link.num_named:4} / {link.num_trials}  {link.num_wrong:11}")
     for name, median_s, alarms in hangs:
         print(f"hang detector, {HANG_STEPS:,} steps of {median_s:g} s, {name}: {alarms} false alarms")
     for run in runs:
-        print(f"live, rank 1 slower by {100 * (float(str(run['slowdown'])) - 1):.0f} %: named (rank, step) {run['named']}")
+        print(
+            f"live, rank 1 slower by {100 * (float(str(run['slowdown'])) - 1):.0f} %: named (rank, step) {run['named']}, load {run['load']}"
+        )
 
 
 if __name__ == "__main__":

@@ -73,6 +73,13 @@ def test_slow_ranks_are_named_the_last_ones(make_run, workstation: Plan, details
     assert len(named) == min(len(details), 2) and named[-1] == shown
 
 
+def test_slow_links_are_named_too(make_run, workstation: Plan) -> None:
+    events = [START, ("slow_link", 5, 5.0, {"message": "the link of host a is slow"})]
+    document = ended(make_run(plan=workstation, events=events), workstation)
+    (block,) = (block for block in document.blocks if isinstance(block, Pairs))
+    assert ("slow link", "the link of host a is slow", "") in block.rows
+
+
 def test_parts_stand_beside_those_that_were_predicted(make_run, workstation: Plan) -> None:
     document = ended(make_run(plan=workstation), workstation)
     (table,) = (block for block in document.blocks if isinstance(block, Table))

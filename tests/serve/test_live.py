@@ -151,6 +151,14 @@ def test_slow_ranks_come_and_go(new_run):
     assert list(looked(LiveRun(writer.folder)).slow_ranks) == [9]
 
 
+def test_slow_links_come_and_go(new_run):
+    writer = new_run("first", 3)
+    writer.event("slow_link", 1, axis="pp", groups=[[0, 1]], message="the link between hosts a and b is slow")
+    writer.event("slow_link", 2, axis="dp", groups=[[0, 2], [1, 3]])
+    writer.event("recovered_link", 3, axis="pp", groups=[[0, 1]])
+    assert looked(LiveRun(writer.folder)).num_slow_links == 1
+
+
 def test_times_of_ranks_are_read_where_a_run_leaves_them(new_run):
     writer = new_run("first", 3)
     run = looked(LiveRun(writer.folder))

@@ -117,6 +117,8 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
     yield "energy", values["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {values['energy_note']}", ""
     slow = [str(event.detail.get("message", f"after step {event.step:,}")) for event in run.events if event.kind == "slow_rank"]
     yield from (("slow rank", text, "") for text in slow[-MAX_SLOW:])
+    links = [str(event.detail.get("message", f"after step {event.step:,}")) for event in run.events if event.kind == "slow_link"]
+    yield from (("slow link", text, "") for text in links[-MAX_SLOW:])
     incidents = [str(event.detail.get("message", f"at step {event.step:,}")) for event in run.events if event.kind == "incident"]
     if len(incidents) > MAX_SLOW:
         yield "incidents", f"{len(incidents)}, of which the last {MAX_SLOW} are listed", ""

@@ -249,6 +249,18 @@ class LiveRun:
         return slow
 
     @property
+    def num_slow_links(self) -> int:
+        """How many exchanges are slow now because of a link."""
+        slow: set[str] = set()
+        for event in self.events:
+            key = str((event.detail.get("axis"), event.detail.get("groups")))
+            if event.kind == "slow_link":
+                slow.add(key)
+            elif event.kind == "recovered_link":
+                slow.discard(key)
+        return len(slow)
+
+    @property
     def last_evaluation(self) -> float | None:
         """Loss of the newest evaluation that has a loss."""
         losses = (number_in(event.detail.get("loss")) for event in reversed(self.events) if event.kind == "evaluation")

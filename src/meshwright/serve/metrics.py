@@ -28,6 +28,7 @@ GAUGES = (
     ("meshwright_run_cost_usd", "Money spent so far.", "usd"),
     ("meshwright_run_ranks", "Ranks of the run.", "num_ranks"),
     ("meshwright_run_slow_ranks", "Ranks that are slow now.", "num_slow"),
+    ("meshwright_run_slow_links", "Exchanges that are slow now, because of a link.", "num_slow_links"),
     ("meshwright_run_damaged_lines", "Lines of the run's files that cannot be read.", "num_damaged"),
     ("meshwright_run_quiet_seconds", "Time since the run's folder was last written to.", "quiet_s"),
 )

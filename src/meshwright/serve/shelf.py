@@ -160,6 +160,7 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "usd": estimate if usd is None else usd,
         "is_estimate": usd is None,
         "num_slow": len(run.slow_ranks),
+        "num_slow_links": run.num_slow_links,
         "num_damaged": run.num_damaged,
         "damage": run.damage[:MAX_SENT_EVENTS],
         "share_read": run.share_read,

@@ -238,7 +238,12 @@ def _taken(
     spans = mesh.timer.later()
     ended = mesh.timer.moment()
     step_s = cache(lambda: between_s(begun, ended))
-    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s()), mesh)
+
+    def columns() -> dict[str, float]:
+        times = {**spans(), "data": [data_s]}
+        return {**measured.parts_of(times, mesh.layout, step_s()), **measured.links_of(times, mesh.layout)}
+
+    exchange = measured.Exchange(columns, mesh)
     parts.replica.rider = exchange
     return Taken(
         progress=replace(progress),

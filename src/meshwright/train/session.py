@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from meshwright.train.health.limit import Limit
 from meshwright.train.health.port import port_watched
 from meshwright.train.health.recorder import Recorder, keep_calls
 from meshwright.train.health.signals import StopSignal
+from meshwright.train.health.slow_links import SlowLinks
 from meshwright.train.health.watch import START_SILENCE_S, Diagnosis, Watch, places
 from meshwright.train.interop.peft import load_peft
 from meshwright.train.interop.trained import weights_in
@@ -39,6 +41,7 @@ from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, ag
 from meshwright.train.loop import CHANGED, Parts, Progress, train
 from meshwright.train.material import Material
 from meshwright.train.model.initial import initial_weights
+from meshwright.train.parallel.collectives import everyones_texts
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.record.ending import flight_line, gone_ranks, last_step, loss_in_words, notices_first, opened, record_end
@@ -52,6 +55,7 @@ from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, read_state, restore, tensor_names
 
 START_PATIENCE_S = 600.0
+MOST_HOST_BYTES = 64  # of a host's name: Linux allows no longer ones
 OWED = "owed"
 BY_SIGNAL = "asked to stop by a signal"
 # Work of different streams waits for one another where they share a queue of the GPU: a stage's receive must not wait for its send. The
@@ -199,7 +203,8 @@ def _train(
             writer.update(num_steps=job.expected_steps, last_step=job.last_step)
             _leave_tokenizer(material, job)
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
-        logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
+        meter = gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None
+        logbook = Logbook(job, writer, log, meter=meter, links=_links_of(job, mesh, place))
         resumed_step = progress.step if job.resume and not (regroup and regroup.taken) else None
         saves = Saves(
             job,
@@ -234,6 +239,15 @@ def _train(
         log.run_start()
         owed = agreed(place, "evaluation", lambda: OWED if owes_evaluation(job, progress) else "") if job.resume else ""
         return _steps(parts, progress, place, regroup, owes=owed == OWED)
+
+
+def _links_of(job: TrainingJob, mesh: Mesh, place: Place) -> SlowLinks | None:
+    """The detector of slow links, on rank 0. All ranks must call it, because those of several hosts name their hosts."""
+    hosts = everyones_texts(socket.gethostname(), MOST_HOST_BYTES, mesh.device) if place.num_local_ranks < place.num_ranks else []
+    if place.rank:
+        return None
+    domains = [tier.num_accelerators for tier in job.plan.cluster]
+    return SlowLinks(mesh.layout, hosts, domains, within_hosts=mesh.device.type == "cuda")
 
 
 def owes_evaluation(job: TrainingJob, progress: Progress) -> bool:

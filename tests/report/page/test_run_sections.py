@@ -125,7 +125,7 @@ def test_slow_ranks_are_listed_up_to_a_number_and_escaped(make_run) -> None:
     events = [("slow_rank", n, float(n), {"message": f"<b>rank {n}"}) for n in range(1, MAX_LISTED + 4)]
     drawn = ranks_part(facts(make_run(events=events)))
     assert drawn.count("<li>") == MAX_LISTED + 1 and "and 3 more" in drawn and "&lt;b&gt;rank 1" in drawn
-    assert "No rank was reported as slow." in ranks_part(facts(make_run("none")))
+    assert "No rank and no link was reported as slow." in ranks_part(facts(make_run("none")))
 
 
 def test_no_replica_stands_out_by_chance(make_run, workstation: Plan) -> None:

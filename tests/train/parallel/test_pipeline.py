@@ -17,7 +17,8 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, schedule_named
 from meshwright.layout import Layout, parse_layout
 from meshwright.predict.parameters import chunks_of
 from meshwright.predict.stages import stage_layers
-from meshwright.train.parallel.pipeline import Operation, chunk_layers, operations
+from meshwright.train.parallel.pipeline import Operation, RoundTrip, chunk_layers, operations
+from meshwright.train.parallel.timing import HostTimer
 
 DEEP = replace(LLAMA, num_layers=8)
 law = settings(deadline=None, max_examples=60)
@@ -166,3 +167,35 @@ def test_a_trial_of_all_chunks_before_the_first_step_changes_nothing(pools: Pool
     plain, tried = (joined(pools.of(layout.num_ranks).run(run_steps, DEEP, WORKLOAD, layout, 2, tries)) for tries in (False, True))
     assert tried.losses == plain.losses and tried.norms == plain.norms
     assert all(np.array_equal(tried.gradients[name], plain.gradients[name]) for name in plain.gradients)
+
+
+def test_a_round_trip_is_told_by_two_clocks_that_differ() -> None:
+    """Stage 0 sends at 10 by its clock and receives the last message at 20; stage 1 holds them from 112 to 118: 2 each way."""
+    now_s = [10.0]
+    timer = HostTimer()
+    timer.moment = lambda: now_s[0]  # type: ignore[method-assign]
+    first = RoundTrip(0, timer, num_coming={1: 2}, num_going={1: 2})
+    first.sends(1, 0)
+    for number, (begun, ended) in enumerate([(11.0, 14.0), (17.0, 20.0)]):
+        first.sends(1, 1)
+        now_s[0] = begun
+        with first.receives(1, number):
+            now_s[0] = ended
+    assert timer.take() == {"wait_after": [3.0], "away": [10.0]}
+    second = RoundTrip(1, timer, num_coming={0: 2}, num_going={0: 2})
+    for number, (begun, ended) in enumerate([(101.0, 112.0), (113.0, 114.0)]):
+        now_s[0] = begun
+        with second.receives(0, number):
+            now_s[0] = ended
+        now_s[0] = 115.0 + 3 * number
+        second.sends(0, number)
+    assert timer.take() == {"wait_before": [11.0], "held": [6.0]}
+
+
+def test_a_stage_that_does_not_know_what_it_sends_times_no_round_trip() -> None:
+    timer = HostTimer()
+    trip = RoundTrip(0, timer, num_coming={1: 1}, num_going={})
+    trip.sends(1, 0)
+    with trip.receives(1, 0):
+        pass
+    assert timer.take() == {}

@@ -64,3 +64,17 @@ def test_a_host_that_is_its_own_device_has_its_times_at_once():
         pass
     read = timer.later()
     assert timer.take() == {} and list(read()) == ["data"] and read()["data"][0] >= 0.0
+
+
+def test_the_time_between_two_moments_is_a_part_too_and_their_events_are_not_used_again(timer):
+    start = timer.moment()
+    with timer.part("optimizer"):
+        end = timer.moment()
+    timer.span("away", start, end)
+    assert timer.take() == {"away": [pytest.approx(2e-3)], "optimizer": [pytest.approx(2e-3)]}
+    with timer.part("optimizer"):
+        pass
+    assert Event.made == 4 and start.at_ms == 1.0
+    host = HostTimer()
+    host.span("away", 1.0, 3.5)
+    assert host.take() == {"away": [2.5]}

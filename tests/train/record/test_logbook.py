@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from small_run import Small
 
 from meshwright.layout import Layout
 from meshwright.record.entries import PARTS
+from meshwright.train.health.slow_links import SlowLink
 from meshwright.train.job import TrainingJob
 from meshwright.train.loop import Progress
 from meshwright.train.record import logbook
@@ -54,6 +56,23 @@ def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: TrainingJo
     ((kind, detail),) = events
     assert kind == "start" and detail["starting_s"] == 1.5 and detail.get("attention", "") == attention
     assert ("attention" in detail) == bool(attention)
+
+
+def test_a_slow_link_is_recorded_with_what_was_compared(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {"axis": "dp", "groups": ((0, 4),), "hosts": ("a", "b"), "peers": ((1, 5),), "step": 50, "num_steps": 40}
+    found = [SlowLink(**groups, slowdown=2.0), SlowLink(**groups, slowdown=1.0, recovered=True)]
+    events: list[tuple[str, dict[str, object]]] = []
+    book = object.__new__(logbook.Logbook)
+    book.job, book.writer, book.live, book._share = job, None, None, np.ones(8)
+    book.slow_links = MagicMock(update=lambda *_: found)
+    monkeypatch.setattr(logbook.Logbook, "event", lambda self, kind, progress, **detail: events.append((kind, detail)))
+    book._links(MagicMock(step=50, step_s=1.0), np.zeros((8, 11)))
+    assert [kind for kind, _ in events] == ["slow_link", "recovered_link"]
+    detail = events[0][1]
+    assert (detail["ranks"], detail["groups"], detail["hosts"], detail["compared_with"]) == ([0, 4], [[0, 4]], ["a", "b"], [[1, 5]])
+    assert str(detail["message"]).startswith(
+        "the link between hosts a and b is slow: the data-parallel exchange between ranks 0, 4 takes 100 % longer"
+    )
 
 
 def test_a_terminal_has_one_line(job: TrainingJob, clock: list[float]) -> None:

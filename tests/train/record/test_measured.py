@@ -9,7 +9,8 @@ from ranks import Pools
 
 from meshwright.layout import Layout
 from meshwright.record.entries import PARTS
-from meshwright.train.record.measured import busy_s, groups_of, of_busiest_stage, parts_of
+from meshwright.train.health.slow_links import link_columns
+from meshwright.train.record.measured import busy_s, groups_of, links_of, of_busiest_stage, parts_of
 
 
 def test_parts_add_up() -> None:
@@ -44,6 +45,16 @@ def test_the_busiest_stage_speaks_for_the_step() -> None:
 
 def test_every_rank_knows_everyones_parts(pools: Pools) -> None:
     for table in pools.of(2).run(exchanged_on_ranks):
-        assert table.shape == (2, len(PARTS))
+        assert table.shape == (2, len(PARTS) + 1)  # and the time of the exchange between replicas
         assert table[:, 0].tolist() == [0.0, 1.0]
         assert table[:, 1].tolist() == [0.5, 0.5]
+
+
+def test_what_a_rank_tells_about_its_links() -> None:
+    layout = Layout(tp=2, pp=2, dp=2)
+    trip = {"away": [3.0], "held": [], "wait_after": [0.5], "wait_before": []}
+    found = links_of({"exposed_tp": [0.1, 0.9, 0.2, 0.8, 0.3], "exposed_dp": [0.5, 0.25], **trip}, layout)
+    assert tuple(found) == link_columns(layout)
+    assert found["link_tp"] == pytest.approx(5 * 0.2)  # as if each of the five had taken as long as those of the lower quarter
+    assert (found["link_dp"], found["pp_away"], found["pp_held"], found["pp_wait_after"]) == (0.75, 3.0, 0.0, 0.5)
+    assert links_of({}, Layout()) == {}

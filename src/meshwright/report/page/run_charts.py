@@ -30,6 +30,8 @@ LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> its name, colour
     "checkpoint_failed": ("failed checkpoint", "warn"),
     "slow_rank": ("slow rank", "dp"),
     "recovered_rank": ("recovered rank", "cp"),
+    "slow_link": ("slow link", "dp"),
+    "recovered_link": ("recovered link", "cp"),
     "stall": ("stall", "ep"),
     "dead_experts": ("dead experts", "ep"),
     "nan": ("not a number", "warn"),

@@ -56,6 +56,7 @@ STATE_COLOURS = {
 QUIET = ("start", "evaluation", "checkpoint", "stall", "restart", "incident", "replay")  # events that are drawn but not listed
 DETAILS = {"work_s": "work since the last stop", "lost_s": "lost of it", "checkpoint_s": "checkpoints"}  # details of a fault, in words
 MAX_LISTED = 25
+SLOWNESS = ("slow_rank", "recovered_rank", "slow_link", "recovered_link")  # events that name what is slow
 MAX_REPLICAS = 8
 
 
@@ -225,13 +226,13 @@ def _memory(size: float) -> str:
 
 
 def ranks_part(facts: RunFacts) -> Html:
-    """Which ranks and replicas were slow."""
-    events = [event for event in facts.run.events if event.kind in ("slow_rank", "recovered_rank")]
+    """Which ranks, links and replicas were slow."""
+    events = [event for event in facts.run.events if event.kind in SLOWNESS]
     items = [tag("li", f"step {event.step:,}: {event.detail.get('message', event.detail)}") for event in events[:MAX_LISTED]]
     if len(events) > MAX_LISTED:
         items.append(tag("li", f"and {len(events) - MAX_LISTED:,} more"))
     if not items and not facts.slowest_replicas:
-        return tag("p", "No rank was reported as slow.", class_="soft")
+        return tag("p", "No rank and no link was reported as slow.", class_="soft")
     return joined(tag("ul", *items) if items else None, _replicas(facts) if facts.slowest_replicas else None)
 
 

@@ -151,11 +151,13 @@ export const MARKS = {
   replay: "warn",
   checkpoint_failed: "warn",
   slow_rank: "dp",
+  slow_link: "dp",
   stall: "dp",
   stopped: "warn",
   restart: "cp",
   resumed: "cp",
   recovered_rank: "cp",
+  recovered_link: "cp",
   checkpoint: "accent",
   evaluation: "pp",
 };
@@ -163,7 +165,7 @@ export const MARKS = {
 export const MARK_WORDS = [
   ["pp", "evaluation"],
   ["accent", "checkpoint"],
-  ["dp", "stall or slow rank"],
+  ["dp", "stall, slow rank or link"],
   ["cp", "came back"],
   ["warn", "fault"],
 ];

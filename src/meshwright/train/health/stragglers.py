@@ -76,9 +76,14 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 class Stragglers:
-    """The detector. `groups` has the group of each rank: ranks of the same group do the same work."""
+    """The detector. `groups` has the group of each rank: ranks of the same group do the same work.
 
-    def __init__(self, groups: Sequence[Hashable]) -> None:
+    No slowdown below `floor` is reported.
+    """
+
+    def __init__(self, groups: Sequence[Hashable], floor: float = 1.0) -> None:
+        self._floors = {window: max(least, floor) for window, least in FLOORS.items()}
+        self._clear = CLEAR * max(self._floors.values()) / max(FLOORS.values())
         members: dict[Hashable, list[int]] = defaultdict(list)
         for rank, group in enumerate(groups):
             members[group].append(rank)
@@ -105,6 +110,16 @@ class Stragglers:
         self._log_ratio[(self._num_steps - 1) % len(self._log_ratio)] = self._ratios(log_busy)
         found = [one for window in FLOORS if self._is_due(window) for one in self._named(step, window)]
         return found + self._recovered(step)
+
+    @property
+    def has_history(self) -> bool:
+        """Whether ranks that are alone on their stage are compared with their own first steps by now."""
+        return self._num_steps > NUM_HISTORY_STEPS
+
+    def usual_ratios(self, num_steps: int) -> NDArray[np.float64]:
+        """The logarithm of each rank's busy time divided by the expected one, over the last steps."""
+        window = min(num_steps, self._num_steps - NUM_HISTORY_STEPS) if len(self._alone) else num_steps
+        return _middle(self._last(window)) if window > 0 else np.zeros(self._log_ratio.shape[1])
 
     def _is_due(self, window: int) -> bool:
         return self._num_steps >= window and self._num_steps % (window // NUM_CHECKS) == 0
@@ -136,16 +151,16 @@ class Stragglers:
     def _named(self, step: int, window: int) -> list[SlowRank]:
         last = self._last(window)
         middle = _middle(last)
-        floor = math.log(FLOORS[window])
+        floor, clear = math.log(self._floors[window]), math.log(self._clear)
         is_slow = (middle > floor) & (self._sound_since <= self._num_steps - window) & (self._shortest <= window)
         if not is_slow.any():
             return []  # nearly always; the rest takes longer
         blocks = _block_medians(last)
         error = np.maximum(STANDARD_ERRORS * _middle_error(last), BLOCK_ERRORS * _block_error(blocks))
         sure = middle - np.hypot(error, STANDARD_ERRORS * self._history_error)
-        is_clear = np.quantile(last, SELDOM, axis=0) - STANDARD_ERRORS * self._history_error > math.log(CLEAR)
+        is_clear = np.quantile(last, SELDOM, axis=0) - STANDARD_ERRORS * self._history_error > clear
         is_slow &= (sure > floor) | is_clear
-        is_slow &= blocks.min(axis=0) > LASTING * np.where(sure > floor, floor, math.log(CLEAR))
+        is_slow &= blocks.min(axis=0) > LASTING * np.where(sure > floor, floor, clear)
         ranks = [int(rank) for rank in np.flatnonzero(is_slow) if int(rank) not in self.slow]
         named = [SlowRank(rank, step, float(np.exp(middle[rank])), window, self._peers[rank]) for rank in ranks]
         self.slow.update({one.rank: one for one in named})
@@ -157,7 +172,7 @@ class Stragglers:
         if not self.slow or not self._is_due(RECOVERY_WINDOW):
             return []
         median = np.exp(np.median(self._last(RECOVERY_WINDOW), axis=0))
-        sound = [rank for rank in self.slow if median[rank] < min(FLOORS.values()) and step - self.slow[rank].step >= RECOVERY_WINDOW]
+        sound = [rank for rank in self.slow if median[rank] < min(self._floors.values()) and step - self.slow[rank].step >= RECOVERY_WINDOW]
         for rank in sound:
             del self.slow[rank]
             self._sound_since[rank] = self._num_steps

@@ -8,8 +8,9 @@ differ from the priced ones.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,7 @@ from meshwright.train.kernels.linear import Linear, PutOff
 from meshwright.train.model.attention import Context
 from meshwright.train.model.transformer import Ahead, Transformer
 from meshwright.train.parallel.mesh import Mesh
+from meshwright.train.parallel.timing import Moment, Timer
 
 KINDS = ("forward", "backward", "weight gradients")
 AHEAD = 1  # receives posted before they are needed
@@ -91,12 +93,63 @@ def operations(schedule: Schedule, stage: int) -> tuple[list[Operation], Mapping
     return made, {source: count for (source, target), count in sent.items() if target == stage}
 
 
-class Mailbox:
-    """Messages between stages. Receives are posted in the order of the sender; sends are waited for only at the end."""
+class RoundTrip:
+    """What tells how long messages are under way between neighbouring stages, though their clocks differ.
 
-    def __init__(self, mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, num_coming: Mapping[int, int]) -> None:
+    The stage before notes the time from its first message until the last one comes back, and the stage after the time from the first
+    message that it receives until it sends its last one back. The difference is one message in each direction. Both stages have nothing
+    else to do while they wait for these two messages, so a message that arrived late was late on its way, or was sent late; the second is
+    what the difference leaves out.
+    """
+
+    def __init__(self, stage: int, timer: Timer, num_coming: Mapping[int, int], num_going: Mapping[int, int]) -> None:
+        self.timer, self.before, self.after = timer, stage - 1, stage + 1
+        self.last_from_after = num_coming.get(self.after, 0) - 1 if self.after in num_going else -1
+        self.last_to_before = num_going.get(self.before, 0) - 1 if self.before in num_coming else -1
+        self._sent: Moment | None = None
+        self._received: Moment | None = None
+
+    def sends(self, stage: int, number: int) -> None:
+        """Called before a message is sent."""
+        if stage == self.after and number == 0 and self.last_from_after >= 0:
+            self._sent = self.timer.moment()
+        elif stage == self.before and number == self.last_to_before and self._received is not None:
+            self.timer.span("held", self._received, self.timer.moment())
+
+    @contextmanager
+    def receives(self, stage: int, number: int) -> Iterator[None]:
+        """Around the wait for a message."""
+        is_first = stage == self.before and number == 0 and self.last_to_before >= 0
+        is_last = stage == self.after and number == self.last_from_after and self._sent is not None
+        begun = self.timer.moment() if is_first or is_last else None
+        yield
+        if begun is None:
+            return
+        ended = self.timer.moment()
+        self.timer.span("wait_after" if is_last else "wait_before", begun, ended)
+        if is_first:
+            self._received = ended
+        if is_last and self._sent is not None:
+            self.timer.span("away", self._sent, ended)
+
+
+class Mailbox:
+    """Messages between stages. Receives are posted in the order of the sender; sends are waited for only at the end.
+
+    `num_coming` and `num_going` say how many messages are exchanged with each other stage; without the second no round trip is timed.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        num_coming: Mapping[int, int],
+        num_going: Mapping[int, int] | None = None,
+    ) -> None:
         self.mesh, self.axis, self.shape, self.dtype = mesh, mesh.pp, tuple(shape), dtype
         self.num_coming = num_coming
+        self.trip = RoundTrip(mesh.pp.index, mesh.timer, num_coming, num_going or {})
         self._posted: dict[int, list[tuple[Tensor, dist.Work] | None]] = defaultdict(list)
         self._sent: list[tuple[Tensor, dist.Work]] = []
         self._num_sent: dict[int, int] = defaultdict(int)
@@ -110,7 +163,7 @@ class Mailbox:
         tensor, work = entry
         axis = self.axis
         axis.marks.enter(f"message from stage {stage}", "pp", (axis.ranks[stage],))
-        with axis.timer.part("wait_pp"):
+        with axis.timer.part("wait_pp"), self.trip.receives(stage, number):
             work.wait()
         axis.marks.leave()
         return tensor
@@ -119,6 +172,7 @@ class Mailbox:
         """Send `tensor` to `stage`. The tensor is kept until the step ends."""
         tensor = tensor.contiguous()
         group = self.mesh.lane(self.axis.index, stage)
+        self.trip.sends(stage, self._num_sent[stage])
         work = dist.isend(tensor, self.axis.ranks[stage], group=group, tag=self._num_sent[stage])
         self._num_sent[stage] += 1
         assert work is not None, "both stages of a lane are in its group"
@@ -129,8 +183,9 @@ class Mailbox:
     def close(self) -> None:
         """Wait until everything that was sent has arrived. A receive that is still posted would take a message of the next step."""
         assert all(entry is None for posted in self._posted.values() for entry in posted), "each posted message is taken"
-        for _, work in self._sent:
-            work.wait()
+        with self.axis.timer.part("exposed_pp") if self._sent else nullcontext():
+            for _, work in self._sent:
+                work.wait()
         self._sent.clear()
 
     def _post(self, stage: int, last: int) -> None:
@@ -165,6 +220,7 @@ class Stage:
         """Set how many micro-batches a step of this replica has; all stages of the replica must do this between the same steps."""
         schedule = schedule_named(self.schedule_name, self.num_stages, self.mesh.layout.vp, number)
         self.operations, self.num_coming = operations(schedule, self.index)
+        self.num_going = Counter(operation.sends_to for operation in self.operations if operation.sends_to is not None)
 
     def is_first(self, chunk: int) -> bool:
         """Whether a chunk of this stage holds the embedding."""
@@ -187,7 +243,7 @@ class Stage:
         `before(chunk)` is called before the first forward pass of a chunk; `add_gradient(chunk, ...)` receives postponed gradients;
         `after(chunk)` is called when a chunk has all gradients of an operation.
         """
-        mail = Mailbox(self.mesh, self.shape, self.dtype, self.num_coming)
+        mail = Mailbox(self.mesh, self.shape, self.dtype, self.num_coming, self.num_going)
         flight = Flight(self, batch, mail, loss_scale, add_gradient, before, after)
         for operation in self.operations:
             self.mesh.marks.do(f"{KINDS[operation.kind]} of micro-batch {operation.micro_batch}, chunk {operation.chunk}")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 Spans = dict[str, list[float]]
+Moment = float | torch.cuda.Event
 Pair = tuple[str, torch.cuda.Event, torch.cuda.Event]  # of a part: its start and its end
 
 
@@ -37,6 +38,10 @@ class HostTimer:
         """Now."""
         return time.perf_counter()
 
+    def span(self, name: str, start: Moment, end: Moment) -> None:
+        """Count the time between two moments as part `name`."""
+        self._spans[name].append(between_s(start, end))
+
     def take(self) -> Spans:
         """Seconds of every span since the last call, by part."""
         taken, self._spans = self._spans, defaultdict(list)
@@ -56,6 +61,7 @@ class StreamTimer:
 
     def __init__(self) -> None:
         self._pairs: list[Pair] = []
+        self._between: list[Pair] = []  # of moments, which others hold too: these events are not used again
         self._free: list[torch.cuda.Event] = []
 
     @contextmanager
@@ -75,6 +81,11 @@ class StreamTimer:
         event.record()
         return event
 
+    def span(self, name: str, start: Moment, end: Moment) -> None:
+        """Count the time between two moments as part `name`."""
+        assert not isinstance(start, float) and not isinstance(end, float), "moments of this timer"
+        self._between.append((name, start, end))
+
     def take(self) -> Spans:
         """Seconds of every span since the last call, by part; waits for the device."""
         return self.later()()
@@ -82,10 +93,13 @@ class StreamTimer:
     def later(self) -> Callable[[], Spans]:
         """The same as a function that can be called once, later; it waits for the last of them."""
         pairs, self._pairs = self._pairs, []
-        return lambda: self._read(pairs)
+        between, self._between = self._between, []
+        return lambda: self._read(pairs, between)
 
-    def _read(self, pairs: list[Pair]) -> Spans:
+    def _read(self, pairs: list[Pair], between: list[Pair]) -> Spans:
         spans: Spans = defaultdict(list)
+        for name, start, end in between:
+            spans[name].append(between_s(start, end))
         for name, start, end in pairs:
             end.synchronize()
             spans[name].append(start.elapsed_time(end) / 1e3)
@@ -97,7 +111,6 @@ class StreamTimer:
 
 
 Timer = HostTimer | StreamTimer
-Moment = float | torch.cuda.Event
 
 
 def between_s(start: Moment, end: Moment) -> float:

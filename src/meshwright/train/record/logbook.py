@@ -23,6 +23,7 @@ from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
 from meshwright.train.health.idle_experts import DeadExperts
+from meshwright.train.health.slow_links import SlowLinks
 from meshwright.train.health.spikes import Peak, Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.incidents import Incident
@@ -82,7 +83,13 @@ class Logbook:
     """The record of a run on rank 0. On other ranks a call does nothing, except to wait where all ranks must."""
 
     def __init__(
-        self, job: TrainingJob, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None, meter: Meter | None = None
+        self,
+        job: TrainingJob,
+        writer: RunWriter | None,
+        log: MlperfLog,
+        out: TextIO | None = None,
+        meter: Meter | None = None,
+        links: SlowLinks | None = None,
     ) -> None:
         self.job, self.writer, self.log, self.meter = job, writer, log, meter
         self.live = LiveLine(job, out or progress_stream(job)) if writer else None
@@ -93,6 +100,7 @@ class Logbook:
         self._after = job.after  # the incident whose cost is known with the first step
         self._begun_s = time.monotonic()
         self.stragglers = Stragglers(measured.groups_of(job.layout)) if writer else None
+        self.slow_links = links
         self.rank_times = RankTimes(writer.folder) if writer else None
         self._share = np.ones(job.layout.num_ranks)  # micro-batches of each rank, divided by the mean
 
@@ -127,7 +135,16 @@ class Logbook:
         for found in self.stragglers.update(done.step, measured.busy_s(everyones) / self._share):
             self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, message=str(found))
             self.live.say(str(found))
+        self._links(done, everyones)
         self.live.step(done, done.result.loss, done.step_s, parts_s)
+
+    def _links(self, done: Step, everyones: NDArray[np.float64]) -> None:
+        """Record the links that are found to be slow, or normal again."""
+        for found in self.slow_links.update(done.step, everyones, done.step_s, self._share) if self.slow_links else ():
+            detail: dict[str, Any] = {"axis": found.axis, "ranks": list(found.ranks), "groups": [list(group) for group in found.groups]}
+            detail |= {"hosts": list(found.hosts), "slowdown": found.slowdown, "compared_with": [list(group) for group in found.peers]}
+            self.event("recovered_link" if found.recovered else "slow_link", done, **detail, message=str(found))
+            self.say(str(found))
 
     def _record(self, done: Step, parts_s: dict[str, float]) -> StepRecord:
         tokens_per_s = self.job.plan.workload.tokens_per_step / done.step_s

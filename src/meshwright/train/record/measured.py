@@ -12,6 +12,7 @@ from torch import Tensor
 
 from meshwright.layout import Layout
 from meshwright.predict.step import PARTS
+from meshwright.train.health.slow_links import TRIP, judged_axes, link_columns
 from meshwright.train.parallel.collectives import all_gather_single
 from meshwright.train.parallel.mesh import Mesh
 
@@ -34,8 +35,22 @@ def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_s: float
     return {"compute": max(left, 0.0), **parts, "overhead": 0.0}
 
 
+def links_of(spans: Mapping[str, Sequence[float]], layout: Layout) -> dict[str, float]:
+    """What one rank knows about its links after a step, in seconds, by column (`link_columns`); see `health.slow_links`."""
+    found: dict[str, float] = {}
+    for axis in judged_axes(layout):
+        if axis == "pp":
+            found |= {f"pp_{name}": sum(spans.get(name, ())) for name in TRIP}
+            continue
+        waits = sorted(spans.get(f"exposed_{axis}", ()))
+        # Replicas meet once a step, so their waits are added up. Others meet again and again, and a rank is the last to come in some of
+        # their exchanges: the waits of the lowest quarter are for the exchange and not for another rank.
+        found[f"link_{axis}"] = sum(waits) if axis == "dp" else len(waits) * waits[len(waits) // 4] if waits else 0.0
+    return found
+
+
 class Exchange:
-    """The parts of a step from all ranks.
+    """The parts of a step from all ranks, and what they know about links.
 
     They are sent with the sum of the next step, or are gathered if the table is needed earlier. All ranks must make this object, and all
     must call `table`. The parts of this rank are computed when they are sent, because on a GPU the step may still run when the host makes
@@ -51,14 +66,14 @@ class Exchange:
     def values(self) -> tuple[float, ...]:
         """The parts of this rank."""
         parts = self._parts()
-        return tuple(parts[part] for part in PARTS)
+        return tuple(parts.get(name, 0.0) for name in (*PARTS, *link_columns(self.mesh.layout)))
 
     def arrive(self, everyones: Tensor) -> None:
-        """Receive the values of all ranks, [ranks, parts]."""
+        """Receive the values of all ranks, [ranks, columns]."""
         self._table = everyones.cpu().numpy()
 
     def table(self) -> NDArray[np.float64]:
-        """The parts, [ranks, parts]."""
+        """The parts, and then the columns of links: [ranks, columns]."""
         if self._table is None:
             mine = torch.tensor(self.values, dtype=torch.float64, device=self.mesh.device)
             everyones = mine.new_empty(self.mesh.layout.num_ranks * len(mine))
@@ -73,7 +88,7 @@ class Exchange:
 def of_busiest_stage(everyones: NDArray[np.float64], layout: Layout) -> dict[str, float]:
     """The parts of the stage that computes most, as the mean over its ranks, because a prediction describes this stage."""
     stages = np.array([layout.coordinate(rank)["pp"] for rank in range(layout.num_ranks)])
-    means = np.stack([everyones[stages == stage].mean(axis=0) for stage in range(layout.pp)])
+    means = np.stack([everyones[stages == stage, : len(PARTS)].mean(axis=0) for stage in range(layout.pp)])
     return dict(zip(PARTS, means[means[:, 0].argmax()].tolist(), strict=True))
 
 
