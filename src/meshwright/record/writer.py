@@ -42,6 +42,7 @@ class RunWriter:
         self._aside: int | None = None
         self._aside_bytes = 0
         self._clock_offset_s = _since_s(header) - time.monotonic()
+        self.newest_step = 0  # that this object has written; 0: none yet
 
     @classmethod
     def create(cls, runs: str | Path, header: RunHeader, plan: bytes | None = None) -> Self:
@@ -102,6 +103,7 @@ class RunWriter:
     def step(self, record: StepRecord) -> None:
         """Append one step."""
         self._steps.append(line_of(record.to_json()))
+        self.newest_step = record.step
 
     def step_aside(self, record: StepRecord) -> None:
         """Store a step whose times are still incomplete. A reader finds it there if this process is killed before `step` is called."""

@@ -237,7 +237,8 @@ def _train(
             logbook.regrouped(progress, begun_s, regroup.membership(job, progress))
         log.init_stop()
         log.run_start()
-        owed = agreed(place, "evaluation", lambda: OWED if owes_evaluation(job, progress) else "") if job.resume else ""
+        may_owe = job.resume and not (regroup and regroup.is_planned)
+        owed = agreed(place, "evaluation", lambda: OWED if owes_evaluation(job, progress) else "") if may_owe else ""
         return _steps(parts, progress, place, regroup, owes=owed == OWED)
 
 
@@ -266,7 +267,8 @@ def _steps(parts: Parts, progress: Progress, place: Place, regroup: Regroup | No
             assert parts.keeping is not None, "only a run whose replicas may change is asked to"
             parts.keeping.hand_in(progress)
             logbook.saves(progress, parts.saves.close(START_PATIENCE_S))
-            logbook.leave()
+            logbook.leave(keeps_records=True)
+            parts.keeping.carry.writer = logbook.writer
             return status
         why = _why_stopped(parts, progress, place) if status == "stopped" else ""
         if job.saves_at_end:
@@ -475,6 +477,9 @@ def _open_run(job: TrainingJob, machine: str) -> RunWriter:
 
 def _continued(job: TrainingJob, step: int, regroup: Regroup | None) -> RunWriter:
     """The writer of a run that goes on. Records that this command wrote a moment ago are no wrong input: their disk has failed."""
+    held = regroup.kept_writer(step) if regroup else None
+    if held is not None:
+        return held
     try:
         return RunWriter.resume(job.folder, step, job.plan_text)
     except InputError as error:

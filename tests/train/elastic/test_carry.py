@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from meshwright.layout import Layout
-from meshwright.train.elastic.carry import Choice, Uncovered, choose
+from meshwright.train.elastic.carry import Carry, Choice, Keeping, Uncovered, choose
 
 ZERO_0 = Layout(dp=3, zero_stage=0)
 ZERO_1 = Layout(dp=3, zero_stage=1)
@@ -69,3 +70,26 @@ def test_a_second_group_holds_the_state_too() -> None:
 def test_what_a_leaving_replica_handed_on_counts() -> None:
     found = choose([[holding(0, 8, adopted=[1, 2])]], ZERO_1)
     assert found is not None and found.adopted == {0: [1, 2]} and not found.from_copies
+
+
+def test_the_generation_before_is_kept_until_all_ranks_have_copies_of_the_new_one() -> None:
+    """A replica that joins is not copied before its first step; after it every rank copies, and after the next all are known to have."""
+    taken: list[int] = []
+    copies = MagicMock(num_taken=0, is_due=lambda step: step % 4 == 0)
+
+    def take(step: int, samples: int) -> float:
+        taken.append(step)
+        copies.num_taken += 1
+        return 0.5
+
+    copies.take = take
+    carry = Carry()
+    before, now = MagicMock(), MagicMock()
+    carry.hold(before)
+    carry.hold(now)
+    keeping = Keeping(carry=carry, copies=copies)
+    assert keeping.after_step(MagicMock(step=6, samples=48)) == 0.5 and carry.holdings == [now, before]
+    assert keeping.after_step(MagicMock(step=7, samples=56)) == 0.0 and carry.holdings == [now]
+    assert keeping.after_step(MagicMock(step=8, samples=64)) == 0.5 and taken == [6, 8]
+    carry.hold(now)
+    assert Keeping(carry=carry).after_step(MagicMock(step=9, samples=72)) == 0.0 and carry.holdings == [now]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 from small_run import Small
 
@@ -36,6 +37,17 @@ def test_the_record_says_how_the_batch_is_dealt(small: Small, tmp_path: Path) ->
     found = regroup(small).membership(job, Progress(step=7, samples=56))
     assert (found["from_step"], found["dp"], found["replicas"]) == (8, 3, [0, 2, 1])
     assert (found["micro_batches"], found["rounds"]) == ([2, 1, 1], 2)
+
+
+def test_records_that_are_open_are_written_on_if_they_end_where_the_replicas_changed(small: Small) -> None:
+    for reason, newest, incident in (("joined", 7, None), ("joined", 6, None), ("lost", 7, {"number": 1})):
+        one, writer = regroup(small), MagicMock(newest_step=newest)
+        one.announced = Announcement(generation=2, replicas=(0, 1), reason=reason, incident=incident)
+        one.carry.writer = writer
+        assert one.is_planned == (incident is None)
+        assert one.kept_writer(7) is (writer if newest == 7 and incident is None else None)
+        assert writer.close.called != (newest == 7 and incident is None) and one.carry.writer is None
+        assert one.kept_writer(7) is None
 
 
 def test_errors_that_only_show_that_others_have_gone(small: Small) -> None:

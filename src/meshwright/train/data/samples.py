@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -194,6 +195,9 @@ class Prefetcher:
     def close(self) -> None:
         """End the thread; may be called twice."""
         self._closed.set()
+        with suppress(queue.Empty):  # a thread that waits for room goes on at once
+            while True:
+                self._queue.get_nowait()
         self._thread.join()
 
     def __enter__(self) -> Prefetcher:

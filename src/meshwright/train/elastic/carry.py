@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
+from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import Piece
 from meshwright.train.elastic.copies import Copies, whole_groups
 from meshwright.train.elastic.handover import HandedOver, hand_over, moved
@@ -157,6 +158,7 @@ class Carry:
 
     holdings: list[Holding] = field(default_factory=list)
     left_s: float = math.nan  # when the last generation ended at a step boundary, by the monotonic clock
+    writer: RunWriter | None = None  # of the records, still open, if the last generation ended there and this process wrote them
 
     def hold(self, holding: Holding) -> None:
         """Keep the state of a new generation; that of the one before is kept until `settled`."""
@@ -251,8 +253,11 @@ class Keeping:
 
     def after_step(self, progress: Counts) -> float:
         """Drop what all ranks no longer need, and copy the state if it is due; return the seconds of the copy."""
-        self.carry.settled()
         if self.copies is None:
+            self.carry.settled()
             return 0.0
-        self.copies.confirmed()
-        return self.copies.take(progress.step, progress.samples) if self.copies.is_due(progress.step) else 0.0
+        is_covered = self.copies.num_taken > 0  # and all ranks have the copies, because a sum over all of them has ended since
+        if is_covered:
+            self.carry.settled()
+            self.copies.confirmed()
+        return self.copies.take(progress.step, progress.samples) if self.copies.is_due(progress.step) or not is_covered else 0.0

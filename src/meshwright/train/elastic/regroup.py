@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.elastic.carry import Carry, Choice, Counts, Holding, Keeping, Uncovered
 from meshwright.train.elastic.copies import copies_for
@@ -44,6 +45,11 @@ class Regroup:
     taken: tuple[Choice, HandedOver] | None = None
 
     @property
+    def is_planned(self) -> bool:
+        """Whether the generation before ended at a step boundary, with all that follows its last step done."""
+        return not self.is_first and self.announced.incident is None
+
+    @property
     def is_first(self) -> bool:
         """Whether this is the first generation, which has no state in memory yet."""
         return self.announced.generation == 0
@@ -55,11 +61,19 @@ class Regroup:
             raise Uncovered("no rank has a state yet", where="the start of the run", fix="start the ranks again")
         return self.taken[0] if self.taken else None
 
+    def kept_writer(self, step: int) -> RunWriter | None:
+        """The writer of the records that this process has open, if they end with this step; any other is closed."""
+        writer, self.carry.writer = self.carry.writer, None
+        if writer is not None and not (self.is_planned and writer.newest_step == step):
+            writer.close()
+            return None
+        return writer
+
     def keep(self, replica: Replica, progress: Counts, job: TrainingJob, is_saving: Callable[[], bool]) -> Keeping:
         """Keep the state of this generation from now on, and what the loop does for that after every step."""
         copies = copies_for(replica, job.memory_steps, self.announced.apart)
         self.carry.hold(Holding(generation=self.announced.generation, replica=replica, progress=progress, copies=copies))
-        if copies is not None:
+        if copies is not None and not self.is_planned:  # the generation before has a whole state, and is kept until all ranks have copies
             copies.take(progress.step, progress.samples)
         return Keeping(
             carry=self.carry,

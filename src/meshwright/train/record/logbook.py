@@ -304,14 +304,17 @@ class Logbook:
         self._begun_s, self._begun_step = begun_s, progress.step
         self._keep_money()
 
-    def leave(self) -> None:
-        """Close the files without an end of the run: another generation of ranks goes on, perhaps with another rank 0."""
+    def leave(self, *, keeps_records: bool = False) -> None:
+        """Close the files without an end of the run: another generation of ranks goes on, perhaps with another rank 0.
+
+        With `keeps_records` the writer stays open for that generation: to read all records again takes the longer the run is.
+        """
         self.log.close()
         if self.meter:
             self.meter.stop()
         if self.live:
             self.live.end()
-        if self.writer is not None:
+        if self.writer is not None and not keeps_records:
             self.writer.close()
 
     def _keep_money(self) -> None:
