@@ -287,6 +287,27 @@ def test_a_run_goes_on_from_a_checkpoint_when_its_leading_node_is_started_again(
     assert [step["samples"] for step in steps_of(run)] == [8 * step for step in range(1, 11)]
 
 
+def test_a_slow_replica_gets_fewer_micro_batches_while_others_come_and_go(small: Small, tmp_path: Path) -> None:
+    """Eight micro-batches do not divide among three replicas. A list of memberships has the deals too, so it gives the same bits."""
+    run, more = tmp_path / "runs" / "a", ("--keep-going", "--steps", "140", "--checkpoint-every", "140", "--name", "a")
+    plan = small.plan_file(tmp_path / "plan.json", "dp=4,mbs=1")
+    command = train(tmp_path, plan, *more, "--rebalance", before=faults.drawn_times, with_=(0.2, 0.02, {1: 2.0}))
+    command.step(run, 49)
+    until(lambda: events_of(run, "rebalanced"), lambda: command.err, command)
+    ask_for_replicas(run, 3)
+    until(lambda: len(events_of(run, "rebalanced")) == 2, lambda: command.err, command)
+    os.kill(sorted(command.others())[-1], signal.SIGKILL)
+    assert command.wait() == 0, command.err
+    for event, step, dp in zip(events_of(run, "rebalanced"), (50, 100), (4, 3), strict=True):
+        assert (event["step"], event["ranks"], len(event["deal"])) == (step, [1], dp)
+        assert sum(event["deal"]) == 8 and event["deal"][1] < max(event["deal"])
+    assert [event["reason"] for event in events_of(run, "membership")][:3] == ["start", "scaled", "lost"]
+    assert [step["samples"] for step in steps_of(run)] == [8 * step for step in range(1, 141)]
+    clean = train(tmp_path / "clean", plan, *more, "--memberships", run)
+    assert clean.wait() == 0, clean.err
+    assert same_tensors(name_of(run, 140), name_of(tmp_path / "clean" / "runs" / "a", 140))
+
+
 def test_a_fault_that_comes_again_ends_a_run_that_keeps_going(small: Small, tmp_path: Path) -> None:
     plan = small.plan_file(tmp_path / "plan.json", "tp=2")  # one replica: all ranks are started again
     arguments = ("--steps", "8", "--name", "a", "--checkpoint-every", "3", "--keep-going")

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from small_run import Small
 
 from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.train.membership import (
+    Dealt,
     Membership,
     changes_after,
+    check_deal,
+    deals_in_effect,
     dealt,
     dp_at,
     in_effect,
@@ -45,6 +49,29 @@ def test_a_run_that_went_back_forgets_what_came_after() -> None:
     assert found == [Membership(from_step=1, dp=4), Membership(from_step=5, dp=2)]
     assert [dp_at(found, step) for step in (1, 4, 5, 100)] == [4, 4, 2, 2]
     assert changes_after(found) == {4}
+
+
+def deal(step: int, *numbers: object) -> dict[str, object]:
+    return {"kind": "rebalanced", "step": step, "deal": list(numbers)}
+
+
+def test_deals_count_until_the_replicas_change_or_the_run_goes_back() -> None:
+    found = deals_in_effect([event(1, 2), deal(50, 5, 3), deal(100, 4, 4), event(101, 3), deal(150, 3, 2, 3), event(120, 2)])
+    assert found == [Dealt(after_step=50, deal=(5, 3))]
+
+
+@pytest.mark.parametrize("numbers", [(), (0, 8), (True, 7), ("8",)])
+def test_a_damaged_deal_is_refused(numbers: tuple[object, ...]) -> None:
+    with pytest.raises(InputError, match="an event is damaged: deal is "):
+        deals_in_effect([deal(50, *numbers)])
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (9, 1)])
+def test_a_deal_of_another_plan_is_refused(small: Small, numbers: tuple[int, ...]) -> None:
+    plan = small.plan("dp=2,mbs=1")  # 8 samples
+    check_deal(plan.layout, plan.workload, Dealt(after_step=50, deal=(5, 3)), "--memberships a")
+    with pytest.raises(InputError, match="does not fit a batch of 8"):
+        check_deal(plan.layout, plan.workload, Dealt(after_step=50, deal=numbers), "--memberships a")
 
 
 @pytest.mark.parametrize(

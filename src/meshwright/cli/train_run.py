@@ -37,7 +37,7 @@ from meshwright.storage.apart import apart
 if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
     from meshwright.train.launch import Failure, Place
-    from meshwright.train.membership import Membership
+    from meshwright.train.membership import Dealt, Membership
     from meshwright.train.sealed import SealedStore
     from meshwright.train.tuning.dataset import DataSet
 
@@ -299,6 +299,7 @@ def made_job(wishes: Wishes, plan: Plan, corpus: Path, arguments: Mapping[str, A
     from meshwright.train.benchmark.settings import OWN
     from meshwright.train.job import TrainingJob
 
+    memberships, deals = _memberships(wishes, plan)
     job = TrainingJob(
         plan=plan,
         runs=wishes.runs,
@@ -331,25 +332,28 @@ def made_job(wishes: Wishes, plan: Plan, corpus: Path, arguments: Mapping[str, A
         rebalances=wishes.rebalance,
         bad_nodes=wishes.bad_nodes,
         memory_steps=wishes.memory_every,
-        memberships=_memberships(wishes, plan),
+        memberships=memberships,
+        deals=deals,
     )
     return with_budget(job, wishes.budget, wishes.price)
 
 
-def _memberships(wishes: Wishes, plan: Plan) -> tuple[Membership, ...]:
-    """The numbers of replicas that the run follows, if it follows another run's."""
+def _memberships(wishes: Wishes, plan: Plan) -> tuple[tuple[Membership, ...], tuple[Dealt, ...]]:
+    """The numbers of replicas that the run follows, if it follows another run's, and how micro-batches were dealt to them."""
     if wishes.memberships is None:
-        return ()
-    from meshwright.train.membership import check_replicas, read_memberships
+        return (), ()
+    from meshwright.train.membership import check_deal, check_replicas, read_memberships
 
     where = f"--memberships {wishes.memberships}"
     if wishes.resume or not wishes.keep_going:
         fix = "leave out --resume, and add --keep-going" if wishes.resume else "add --keep-going"
         raise InputError("only a new run that keeps going can follow the memberships of another", where=where, fix=fix)
-    found = tuple(read_memberships(wishes.memberships))
+    found, deals = read_memberships(wishes.memberships)
     for one in found:
         check_replicas(plan.layout, plan.workload, one.dp, where)
-    return found
+    for dealt in deals:
+        check_deal(plan.layout, plan.workload, dealt, where)
+    return tuple(found), tuple(deals)
 
 
 def plan_of(wishes: Wishes) -> Plan:

@@ -20,7 +20,7 @@ from meshwright.storage import Location, Remote
 from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings
 from meshwright.train.folders import CHECKPOINTS
 from meshwright.train.incidents import Incident
-from meshwright.train.membership import Membership, layout_with
+from meshwright.train.membership import Dealt, Membership, layout_with
 from meshwright.train.tuning.dataset import DataSet
 
 READ_BYTES = 1 << 20  # of each end of a file
@@ -64,6 +64,7 @@ class TrainingJob:
     bad_nodes: Path | None = None  # the list for nodes whose hardware is suspect; None: bad-nodes.json beside the run
     dp: int | None = None  # replicas now, if they are not as many as in the plan
     memberships: tuple[Membership, ...] = ()  # from which step on the run has how many replicas; empty: as in the plan
+    deals: tuple[Dealt, ...] = ()  # how micro-batches are dealt after which step, where a list of memberships says so
     memory_steps: int = 1  # between two checkpoints in memory, where replicas divide a state among them; 0: none
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 

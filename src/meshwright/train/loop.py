@@ -131,7 +131,7 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             begun, step = taken.ended, progress.step
             evaluates = workload.is_evaluated_after(step, last)
             traced = parts.tracer is not None and parts.tracer.ends_with(step)
-            deals = job.rebalances and step % DEAL_STEPS == 0
+            deals = _is_dealt_after(job, step)
             pauses = traced or evaluates or deals or parts.saves.is_due(step) or step == last or not replica.is_late
             results = _read(parts, run, num_left=0 if pauses else 1)
             garbage.step()
@@ -188,13 +188,22 @@ def _end_trace(parts: Parts, progress: Progress) -> None:
         parts.logbook.overlap(progress, found)
 
 
+def _is_dealt_after(job: TrainingJob, step: int) -> bool:
+    """Whether micro-batches may be dealt differently after a step: as a list of memberships says, or by which replicas are slow."""
+    if job.memberships:
+        return any(one.after_step == step for one in job.deals)
+    return job.rebalances and step % DEAL_STEPS == 0
+
+
 def _deal(parts: Parts, run: Run) -> None:
     """Give slow replicas fewer micro-batches from the next step on. Rank 0 knows which are slow, and all ranks do as it says."""
     logbook, mesh = parts.logbook, parts.replica.mesh
     layout = mesh.layout
     slow = list(logbook.stragglers.slow.values()) if logbook.stragglers else []
     slowdown = slowdowns(layout, slow)
-    wanted = torch.tensor(balanced(layout, parts.job.plan.workload.global_batch, slowdown), device=mesh.device)
+    listed = [one.deal for one in parts.job.deals if one.after_step == run.progress.step and len(one.deal) == layout.dp]
+    best = listed[-1] if listed else balanced(layout, parts.job.plan.workload.global_batch, slowdown)
+    wanted = torch.tensor(best, device=mesh.device)
     mesh.marks.enter("how micro-batches are dealt", "world", range(layout.num_ranks))
     dist.broadcast(wanted, 0)
     deal = tuple(wanted.tolist())

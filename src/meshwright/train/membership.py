@@ -20,6 +20,7 @@ from meshwright.files import MOST_LINES_BYTES, read_bytes, refusal
 from meshwright.layout import Layout
 
 EVENT = "membership"  # the kind of the event that records a membership
+DEALT = "rebalanced"  # that of a deal
 EVENTS = "events.jsonl"
 
 
@@ -33,6 +34,14 @@ class Membership:
     def __post_init__(self) -> None:
         if self.from_step < 1 or self.dp < 1:
             raise InputError(f"{self.dp} replicas from step {self.from_step} on", where="memberships", fix="both count from 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """How micro-batches are dealt to the replicas after one step, until the next deal or the next change of the replicas."""
+
+    after_step: int
+    deal: tuple[int, ...]  # micro-batches of each replica
 
 
 def layout_with(layout: Layout, dp: int) -> Layout:
@@ -69,6 +78,18 @@ def check_replicas(layout: Layout, workload: Workload, dp: int, where: str) -> L
     return layout_with(layout, dp)
 
 
+def check_deal(layout: Layout, workload: Workload, dealt: Dealt, where: str) -> None:
+    """Raise an error if a deal leaves out samples of the batch, or gives a replica more than the whole batch."""
+    most = -(-workload.global_batch // layout.micro_batch)
+    if sum(dealt.deal) * layout.micro_batch < workload.global_batch or max(dealt.deal) > most:
+        raise InputError(
+            f"the deal {', '.join(map(str, dealt.deal))} after step {dealt.after_step} does not fit a batch of {workload.global_batch} in "
+            f"micro-batches of {layout.micro_batch}",
+            where=where,
+            fix="give the events of a run of the same plan",
+        )
+
+
 def in_effect(events: Iterable[Mapping[str, Any]]) -> list[Membership]:
     """The memberships that events record, in order of their steps. After a run went back to an earlier step, later ones do not count."""
     found: list[Membership] = []
@@ -85,6 +106,23 @@ def in_effect(events: Iterable[Mapping[str, Any]]) -> list[Membership]:
     return found
 
 
+def deals_in_effect(events: Iterable[Mapping[str, Any]]) -> list[Dealt]:
+    """The deals that events record, in order of their steps. A change of the replicas ends a deal, and so does a step back."""
+    found: list[Dealt] = []
+    for event in events:
+        try:
+            if event.get("kind") == EVENT:
+                found = [one for one in found if one.after_step + 1 < _count(event, "from_step")]
+            elif event.get("kind") == DEALT:
+                deal = event.get("deal")
+                if not isinstance(deal, list) or not deal or any(type(number) is not int or number < 1 for number in deal):
+                    raise ValueError(f"deal is {deal!r:.40}")
+                found.append(Dealt(after_step=_count(event, "step"), deal=tuple(deal)))
+        except ValueError as error:
+            raise InputError(f"an event is damaged: {error}", where=EVENTS, fix="restore the file") from None
+    return found
+
+
 def _count(event: Mapping[str, Any], name: str) -> int:
     value = event.get(name)
     if type(value) is not int:
@@ -92,8 +130,8 @@ def _count(event: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def read_memberships(path: Path) -> list[Membership]:
-    """The memberships of a run folder, or of a file with one JSON object per line."""
+def read_memberships(path: Path) -> tuple[list[Membership], list[Dealt]]:
+    """The memberships of a run folder, or of a file with one JSON object per line; and how micro-batches were dealt in between."""
     file = path / EVENTS if path.is_dir() else path
     events = []
     try:
@@ -112,7 +150,7 @@ def read_memberships(path: Path) -> list[Membership]:
         raise InputError(
             "no membership from step 1 on", where=str(file), fix='give lines such as {"from_step": 1, "dp": 2}, or a run with --keep-going'
         )
-    return found
+    return found, deals_in_effect(events)
 
 
 def dp_at(memberships: Sequence[Membership], step: int) -> int:

@@ -123,7 +123,7 @@ class Replica:
 
         `deal_refusal` says for which layouts this is possible.
         """
-        assert sum(deal) * self.mesh.layout.micro_batch == self.workload.global_batch, "a deal gives each sample to one replica"
+        assert sum(deal) * self.mesh.layout.micro_batch >= self.workload.global_batch, "a deal gives each sample to a replica"
         self.num_micro_batches = deal[self.mesh.dp.index]
         self.stage.set_num_micro_batches(self.num_micro_batches)
         for data in self.data:

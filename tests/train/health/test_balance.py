@@ -14,6 +14,13 @@ def test_a_slow_replica_has_fewer_micro_batches() -> None:
     assert balanced(parse_layout("dp=2"), 12, [1.0, 2.0]) == (8, 4)
 
 
+def test_a_batch_that_does_not_divide_evenly_keeps_its_samples() -> None:
+    """Three replicas share eight micro-batches: a round of the even deal has one without loss."""
+    assert balanced(parse_layout("dp=3"), 8, [1.0, 1.0, 1.0]) == (3, 3, 3)
+    deal = balanced(parse_layout("dp=3"), 8, [1.0, 2.0, 1.0])
+    assert sum(deal) == 8 and deal[1] < 3
+
+
 @pytest.mark.parametrize("slower", [1.1, 1.3, 2.0])
 @pytest.mark.parametrize("layout, batch", [("dp=4", 128), ("dp=8,pp=4", 512), ("dp=2", 64), ("dp=16,mbs=2", 1024)])
 def test_more_than_60_percent_of_the_loss_is_recovered_if_there_are_enough_micro_batches(layout: str, batch: int, slower: float) -> None:

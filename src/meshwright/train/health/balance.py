@@ -28,9 +28,9 @@ def balanced(layout: Layout, global_batch: int, slowdown: Sequence[float]) -> De
     A micro-batch is given to the replica that would be the first to end with it. A pipeline takes as long as its micro-batches and the
     other stages together.
     """
-    even = even_deal(layout, global_batch)
+    even = even_deal(layout, global_batch)  # where the batch does not divide evenly, it has micro-batches that carry no loss
     deal = [1] * layout.dp
-    for _ in range(sum(even) - layout.dp):
+    for _ in range(global_batch // layout.micro_batch - layout.dp):
         deal[min(range(layout.dp), key=lambda i: ((deal[i] + layout.pp) * slowdown[i], i))] += 1
     if deal_refusal(layout, tuple(deal)) or step_of(layout, deal, slowdown) >= step_of(layout, even, slowdown):
         return even
