@@ -243,8 +243,8 @@ def _train(
 
 
 def _links_of(job: TrainingJob, mesh: Mesh, place: Place) -> SlowLinks | None:
-    """The detector of slow links, on rank 0. All ranks must call it, because those of several hosts name their hosts."""
-    hosts = everyones_texts(socket.gethostname(), MOST_HOST_BYTES, mesh.device) if place.num_local_ranks < place.num_ranks else []
+    """The detector of slow links, on rank 0. All ranks must call it, because they tell each other the names of their hosts."""
+    hosts = everyones_texts(socket.gethostname(), MOST_HOST_BYTES, mesh.device)
     if place.rank:
         return None
     domains = [tier.num_accelerators for tier in job.plan.cluster]
