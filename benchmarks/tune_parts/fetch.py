@@ -3,7 +3,8 @@
     python benchmarks/tune_parts/fetch.py peers.tar.xz [--without-unsloth]
 
 torch, transformers, accelerate and triton are taken from that machine, which is x86_64 with Python 3.12. Parts that are not used are left
-out: Unsloth's studio and command line, tests, libraries of bitsandbytes for other releases of CUDA, headers of pyarrow.
+out: Unsloth's studio and command line, tests, libraries of bitsandbytes for other releases of CUDA, headers of pyarrow, and
+what it has for Flight (it was imported without).
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ LEFT_OUT = (
     "pyarrow/tests/",
     "torchao/prototype/",
     ".dist-info/licenses/",
+)
+SERVICES = (
+    "pyarrow/libarrow_flight",
+    "pyarrow/libarrow_python_flight",
+    "pyarrow/_flight",
+    "pyarrow/libarrow_substrait",
+    "pyarrow/_substrait",
 )
 CUDA = "libbitsandbytes_cuda130.so"
 
@@ -99,6 +107,8 @@ def is_used(name: str) -> bool:
     """Whether a file of a wheel is needed to train."""
     if "libbitsandbytes" in name:
         return name.endswith(CUDA)
+    if name.startswith(SERVICES):
+        return False
     return not any(part in f"/{name}" if part.startswith("/") else name.startswith(part) or f"/{part}" in name for part in LEFT_OUT)
 
 
