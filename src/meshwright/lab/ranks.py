@@ -29,7 +29,7 @@ ENDING_S = 10.0  # after they were asked to end
 INTERRUPTED = 130
 # In a UTS namespace of its own, so that records name the host; and, where the system lets it, with a program at the same addresses on every
 # rank. Ranks share cores: what a core has learned about the branches of one rank is then of use to the next. Eight ranks on two cores took
-# 16 to 23 % more core time for the same steps with addresses of their own (docs/lab.md).
+# 15 to 21 % more core time for the same steps with addresses of their own (docs/lab.md).
 ON_HOST = 'hostname "$0"; setarch -R true 2>/dev/null && set -- setarch -R "$@"; exec "$@"'
 
 
