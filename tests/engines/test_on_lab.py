@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -155,6 +159,37 @@ def test_a_job_whose_nodes_are_taken_by_an_urgent_one_is_queued_again_and_resume
     assert "JobName=pushed" in jobs and " Restarts=1 " in jobs.partition("JobName=pushed")[2].partition("JobId=")[0]
     numbers = [json.loads(line)["step"] for line in steps.read_text().splitlines()]
     assert max(numbers) == 40 and set(range(1, 41)) <= set(numbers)
+
+
+@pytest.mark.long
+def test_a_job_by_ssh_goes_on_without_a_host_that_loses_its_power_and_takes_it_back(needs_root, tmp_path):
+    on_lab.needs(SSH_TOOLS)
+    run = tmp_path / "runs" / "power"
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        lines = (run / "events.jsonl").read_text().splitlines() if (run / "events.jsonl").exists() else []
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def awaited(met: Callable[[], object]) -> None:
+        until_s = time.monotonic() + 180
+        while not met():
+            assert time.monotonic() < until_s and job.is_alive(), events("membership")
+            time.sleep(0.1)
+
+    with on_lab.made("p", "--racks", "1", "--ranks", "1", "--ssh") as lab:
+        plan = planned(lab, tmp_path, "dp=2,zero=1,mbs=1", "--gpus", "2")
+        ended: list[subprocess.CompletedProcess[str]] = []
+        job = Thread(target=lambda: ended.append(lab.launch(plan, "--on", "ssh", "--name", "power", options=["--steps", "150"])))
+        job.start()
+        awaited(lambda: (run / "steps.jsonl").exists() and len((run / "steps.jsonl").read_text().splitlines()) >= 5)
+        assert lab.call("lab", "host", "r0h1", "--down", "--name", lab.name).returncode == 0
+        awaited(lambda: events("incident"))
+        assert lab.call("lab", "host", "r0h1", "--up", "--name", lab.name).returncode == 0
+        awaited(lambda: events("membership")[-1]["reason"] == "joined")
+        job.join()
+    assert ended[0].returncode == 0, ended[0].stderr + ended[0].stdout
+    (incident,) = events("incident")
+    assert (incident["reason"], incident["action"]) == ("node", "went on with 1 of 2 replicas") and incident["num_lost_steps"] <= 1
 
 
 @pytest.mark.long
