@@ -102,12 +102,13 @@ def struck(cluster: Cluster, kind: str, node: int, rng: random.Random) -> dict[s
 
 def broken(folder: Path, layout: str, num_nodes: int, num_faults: int, seed: int) -> tuple[list[dict[str, Any]], str]:
     """One run with its faults, and the one it is compared with; what the faults cost, and what is wrong."""
+    from fault_plan import batch_of
     from faults import compared, said
     from small_run import Small, last_step, make_corpus, train, until
 
     rng, num_steps = random.Random(seed), STEPS_APART * (num_faults + 2)
     small = Small(corpus=make_corpus(folder / "made"))
-    plan = small.plan_file(folder / "plan.json", layout, global_batch=6, training={"most_samples": 10**6})
+    plan = small.plan_file(folder / "plan.json", layout, global_batch=batch_of(layout), training={"most_samples": 10**6})
     cluster, found = Cluster(folder, plan, num_nodes, num_steps), list[dict[str, Any]]()
     for number in range(num_faults):
         at_least = STEPS_APART * (number + 1)
