@@ -32,6 +32,21 @@ def slow_steps(seconds: float, of_rank: dict[int, float] | None = None) -> None:
     Stage.run = slowly  # type: ignore[method-assign]
 
 
+def resting(seconds: float) -> None:
+    """Slow steps; and ranks move their state to host memory before they make a new replica, as on a GPU without room for two."""
+    from meshwright.train.elastic.carry import Carry
+
+    slow_steps(seconds)
+    agree = Carry.agree
+
+    def agreed(self: Carry, *arguments: Any) -> Any:
+        choice = agree(self, *arguments)
+        self.make_room()
+        return choice
+
+    Carry.agree = agreed  # type: ignore[method-assign]
+
+
 def drawn_times(seconds: float, spread: float, slowdown: dict[int, float]) -> None:
     """Let every rank report drawn times of its steps, some ranks longer ones."""
     from meshwright.train.record import measured

@@ -167,11 +167,15 @@ def test_a_kill_loses_no_step_that_was_done(slow_run: Callable[..., Command], tm
     assert all(step["loss"] > 0 and step["step_s"] > 0 for step in steps_of(run))
 
 
-@pytest.mark.parametrize("layout", ["dp=2,zero=0", "dp=2,tp=2,zero=1"])
-def test_a_run_that_keeps_going_does_without_a_lost_replica(small: Small, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "pace"), [("dp=2,zero=0", faults.slow_steps), ("dp=2,tp=2,zero=1", faults.slow_steps), ("dp=2,zero=0", faults.resting)]
+)
+def test_a_run_that_keeps_going_does_without_a_lost_replica(
+    small: Small, tmp_path: Path, layout: str, pace: Callable[[float], None]
+) -> None:
     run, more = tmp_path / "runs" / "a", ("--checkpoint-every", "30", "--keep-going", "--steps", "24")
     plan = small.plan_file(tmp_path / "plan.json", layout)
-    command = train(tmp_path, plan, "--name", "a", "--stall-timeout", "2", *more, before=faults.slow_steps, with_=(SLOW_S,))
+    command = train(tmp_path, plan, "--name", "a", "--stall-timeout", "2", *more, before=pace, with_=(SLOW_S,))
     for number, (at_least, sent) in enumerate(((4, signal.SIGKILL), (10, signal.SIGSTOP)), start=1):
         command.step(run, at_least)
         os.kill(sorted(command.others())[1 if number == 1 else -1], sent)  # the first process hosts the store, the last one joined last

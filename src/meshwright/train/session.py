@@ -190,6 +190,8 @@ def _train(
     with _recorded(job, place, recorder, regroup):
         log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(material.train), machine))
         log.init_start()
+        if regroup:
+            regroup.agree(job, mesh.device)
         # Where replicas may be lost, no update is launched before its sums have arrived: so the state is always that of a whole step.
         replica = Replica(job.plan.model, job.plan.workload, mesh, job.training, job.seed, reads_late=regroup is None)
         if regroup:

@@ -7,15 +7,17 @@ same update. If no rank has the sums, no rank has applied the update, and the st
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
@@ -43,18 +45,59 @@ class Counts(Protocol):
     samples: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resting:
+    """What is left of a replica once its state is in host memory."""
+
+    pieces: Sequence[Piece]
+    totals: Tensor | None  # the sums of its last step
+
+    @classmethod
+    def of(cls, replica: Replica) -> Self:
+        """The state of a replica, copied."""
+        pieces = [replace(piece, tensor=piece.tensor.to("cpu", copy=True)) for piece in replica.state()]
+        return cls(pieces=pieces, totals=replica.sums.totals[:NUM_SUMS].cpu() if replica.sums else None)
+
+
 @dataclass(slots=True, kw_only=True)
 class Holding:
     """The state of one generation, as one rank has it in memory."""
 
     generation: int
-    replica: Replica
+    replica: Replica | Resting
     progress: Counts
+    dp: int  # replicas in that generation, and the position of this rank's
+    index: int
     copies: Copies | None = None
     adopted: dict[int, list[Piece]] = field(default_factory=dict)  # pieces of replicas that leave, by their position on dp
 
+    @classmethod
+    def of(cls, generation: int, replica: Replica, progress: Counts, copies: Copies | None) -> Self:
+        """What a rank holds in a generation that begins."""
+        dp = replica.mesh.dp
+        return cls(generation=generation, replica=replica, progress=progress, dp=dp.size, index=dp.index, copies=copies)
+
+    def rest(self) -> None:
+        """Move the state to host memory, and free that of the device."""
+        if not isinstance(self.replica, Resting):
+            self.replica = Resting.of(self.replica)
+        if self.copies:
+            self.copies.end()
+
+    def pieces(self) -> Iterable[Piece]:
+        """The state of this rank."""
+        return self.replica.pieces if isinstance(self.replica, Resting) else self.replica.state()
+
+    def totals(self) -> Tensor | None:
+        """The sums of the last step."""
+        if isinstance(self.replica, Resting):
+            return self.replica.totals
+        return self.replica.sums.totals if self.replica.sums else None
+
     def count(self) -> None:
         """Count a step whose update was applied just before this rank was cut off."""
+        if isinstance(self.replica, Resting):  # it was counted before
+            return
         if self.replica.is_uncounted:
             self.replica.is_uncounted = False
             self.progress.step += 1
@@ -62,12 +105,11 @@ class Holding:
 
     def said(self) -> dict[str, Any]:
         """What the other ranks must know of it."""
-        mesh = self.replica.mesh
         steps = [[copy.step, copy.samples] for copy in self.copies.kept] if self.copies else []
         return {
             "generation": self.generation,
-            "dp": mesh.layout.dp,
-            "index": mesh.dp.index,
+            "dp": self.dp,
+            "index": self.index,
             "step": self.progress.step,
             "samples": self.progress.samples,
             "copies": steps,
@@ -80,6 +122,7 @@ class Holding:
 
         `leaving` are positions on dp. Without ZeRO all replicas hold the same, and nothing is sent.
         """
+        assert not isinstance(self.replica, Resting), "the generation has not ended yet"
         mesh = self.replica.mesh
         staying = [index for index in range(mesh.dp.size) if index not in leaving]
         if mesh.layout.zero_stage == 0 or not leaving:
@@ -168,27 +211,49 @@ class Carry:
         """All ranks have the newest state, since a sum over all of them has ended: earlier ones are dropped."""
         del self.holdings[1:]
 
-    def take_over(self, replica: Replica, layout: Layout) -> tuple[Choice, HandedOver] | None:
-        """Fill a new replica with the state that the ranks have in memory; None if no rank has any. All ranks must call it.
+    def agree(self, layout: Layout, device: torch.device) -> Choice | None:
+        """The state that the ranks go on from, of which each has its part of the chosen step then; None if no rank has any.
 
-        `layout` is the plan's.
+        `layout` is the plan's. All ranks must call it.
         """
-        mesh = replica.mesh
         for holding in self.holdings:
             holding.count()
-        texts = everyones_texts(json.dumps([one.said() for one in self.holdings]), MOST_TEXT_BYTES, mesh.device)
+        texts = everyones_texts(json.dumps([one.said() for one in self.holdings]), MOST_TEXT_BYTES, device)
         choice = choose([json.loads(text) for text in texts], layout)
-        if choice is None:
-            return None
-        mine = next((one for one in self.holdings if one.generation == choice.generation), None)
-        if not choice.from_copies:
-            _level(choice, mine, [json.loads(text) for text in texts])
-        held = _pieces(choice, mine)
+        if choice is not None and not choice.from_copies:
+            _level(choice, self._chosen(choice), [json.loads(text) for text in texts], device)
+        if device.type == "cuda" and not has_room(device):
+            self.make_room()
+        return choice
+
+    def make_room(self) -> None:
+        """Move what this rank holds to host memory: a device may have no room for two states and the activations of a step."""
+        for holding in self.holdings:
+            holding.rest()
+        gc.collect()  # a replica refers to itself
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def fill(self, replica: Replica, choice: Choice, layout: Layout) -> HandedOver:
+        """Fill a new replica with the chosen state; what that cost. All ranks must call it. `layout` is the plan's."""
+        mesh = replica.mesh
+        held = _pieces(choice, self._chosen(choice))
         column = sorted(rank for rank in range(mesh.layout.num_ranks) if _column(mesh.layout, rank) == _column(mesh.layout, mesh.rank))
         cost = hand_over(held, list(replica.state()), column, _sources(choice, column, mesh.layout, layout), mesh.device)
         replica.set_num_updates(choice.step)
         replica.publish()
-        return choice, cost
+        return cost
+
+    def _chosen(self, choice: Choice) -> Holding | None:
+        return next((one for one in self.holdings if one.generation == choice.generation), None)
+
+
+def has_room(device: torch.device) -> bool:
+    """Whether a GPU has room for another generation beside the one that it holds, with the activations of a step."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free > torch.cuda.max_memory_allocated(device)
 
 
 def _column(layout: Layout, rank: int) -> tuple[int, int]:
@@ -196,19 +261,21 @@ def _column(layout: Layout, rank: int) -> tuple[int, int]:
     return place["pp"], place["tp"]
 
 
-def _level(choice: Choice, mine: Holding | None, said: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+def _level(choice: Choice, mine: Holding | None, said: Sequence[Sequence[Mapping[str, Any]]], device: torch.device) -> None:
     """Bring ranks that are a step behind to the step of the others: a rank that has its sums sends them to all."""
     steps = {rank: int(one["step"]) for rank, held in enumerate(said) for one in held if one["generation"] == choice.generation}
     if min(steps.values()) == choice.step:
         return
     giver = min(rank for rank, step in steps.items() if step == choice.step)
-    device = mine.replica.mesh.device if mine else torch.device("cpu")
     sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
     if dist.get_rank() == giver:
-        assert mine is not None and mine.replica.sums is not None, "it has taken the step"
-        sums.copy_(mine.replica.sums.totals[:NUM_SUMS])
+        assert mine is not None, "it has taken the step"
+        totals = mine.totals()
+        assert totals is not None, "it has taken the step"
+        sums.copy_(totals[:NUM_SUMS])
     dist.broadcast(sums, giver)
     if mine is not None and mine.progress.step < choice.step:
+        assert not isinstance(mine.replica, Resting), "a state rests once it is as far as the others"
         mine.replica.update_shards(result_of(sums.tolist(), mine.replica.workload.tokens_per_step), mine.replica.rate)
         mine.count()
 
@@ -218,9 +285,9 @@ def _pieces(choice: Choice, mine: Holding | None) -> list[Piece]:
     if mine is None:
         return []
     if not choice.from_copies:
-        return [*mine.replica.state(), *(piece for pieces in mine.adopted.values() for piece in pieces)]
+        return [*mine.pieces(), *(piece for pieces in mine.adopted.values() for piece in pieces)]
     assert mine.copies is not None, "every rank has a copy of this step"
-    index = mine.replica.mesh.dp.index
+    index = mine.index
     lost = (index - choice.apart) % choice.dp not in choice.holders.values()
     return [*mine.copies.own_pieces(choice.step), *(mine.copies.neighbours_pieces(choice.step) if lost else ())]
 

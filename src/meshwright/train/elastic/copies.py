@@ -56,8 +56,9 @@ class Copies:
 
     def __init__(self, replica: Replica, every: int, apart: int = 1) -> None:
         mesh = replica.mesh
-        self.apart = apart
-        self.replica, self.every, self.device = replica, every, torch.device("cpu") if mesh.device.type == "cpu" else mesh.device
+        self.apart, self.rank = apart, mesh.rank
+        self._replica: Replica | None = replica
+        self.every, self.device = every, torch.device("cpu") if mesh.device.type == "cpu" else mesh.device
         size = mesh.dp.size
         self.next_rank = mesh.dp.ranks[(mesh.dp.index + apart) % size]
         self.previous_rank = mesh.dp.ranks[(mesh.dp.index - apart) % size]
@@ -73,8 +74,9 @@ class Copies:
     def take(self, step: int, samples: int) -> float:
         """Copy the state, and exchange copies with the neighbours; return the seconds this took. All ranks must call it."""
         started_s = time.monotonic()
-        self.replica.ready()
-        pieces = list(self.replica.state())
+        assert self._replica is not None, "the generation has not ended yet"
+        self._replica.ready()
+        pieces = list(self._replica.state())
         if self._described is None:
             self._described = self._introduced(pieces)
         own, neighbours = self._swapped(pieces, self._described[1])
@@ -83,6 +85,10 @@ class Copies:
         seconds = time.monotonic() - started_s
         self.taken_s += seconds
         return seconds
+
+    def end(self) -> None:
+        """Keep the copies that there are, and nothing else."""
+        self._replica = None
 
     def confirmed(self) -> None:
         """All ranks have the newest copy, because a sum over all of them has ended since: older ones are dropped."""
@@ -96,7 +102,7 @@ class Copies:
         """This rank's pieces of a step."""
         copy = self.at(step)
         assert copy is not None and self._described is not None, "the ranks have agreed on a step of which all have a copy"
-        return _pieces(copy.own, self._described[0], self.replica.mesh.rank)
+        return _pieces(copy.own, self._described[0], self.rank)
 
     def neighbours_pieces(self, step: int) -> list[Piece]:
         """The pieces of the replica before this one at a step."""

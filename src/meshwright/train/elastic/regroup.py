@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from meshwright.errors import MeshwrightError
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint.durable import CheckpointError
@@ -42,6 +44,7 @@ class Regroup:
     carry: Carry
     material: Material
     stop: StopSignal
+    choice: Choice | None = None
     taken: tuple[Choice, HandedOver] | None = None
 
     @property
@@ -54,12 +57,17 @@ class Regroup:
         """Whether this is the first generation, which has no state in memory yet."""
         return self.announced.generation == 0
 
+    def agree(self, job: TrainingJob, device: torch.device) -> None:
+        """Agree with the other ranks on the state that the run goes on from. It comes before a new replica, which may need its room."""
+        self.choice = self.carry.agree(job.plan.layout, device)
+        if self.choice is None and not self.is_first:
+            raise Uncovered("no rank has a state yet", where="the start of the run", fix="start the ranks again")
+
     def take_over(self, replica: Replica, job: TrainingJob) -> Choice | None:
         """The state that the run goes on from, once the replica is filled with it; None in the first generation."""
-        self.taken = self.carry.take_over(replica, job.plan.layout)
-        if self.taken is None and not self.is_first:
-            raise Uncovered("no rank has a state yet", where="the start of the run", fix="start the ranks again")
-        return self.taken[0] if self.taken else None
+        if self.choice is not None:
+            self.taken = self.choice, self.carry.fill(replica, self.choice, job.plan.layout)
+        return self.choice
 
     def kept_writer(self, step: int) -> RunWriter | None:
         """The writer of the records that this process has open, if they end with this step; any other is closed."""
@@ -72,7 +80,7 @@ class Regroup:
     def keep(self, replica: Replica, progress: Counts, job: TrainingJob, is_saving: Callable[[], bool]) -> Keeping:
         """Keep the state of this generation from now on, and what the loop does for that after every step."""
         copies = copies_for(replica, job.memory_steps, self.announced.apart)
-        self.carry.hold(Holding(generation=self.announced.generation, replica=replica, progress=progress, copies=copies))
+        self.carry.hold(Holding.of(self.announced.generation, replica, progress, copies))
         if copies is not None and not self.is_planned:  # the generation before has a whole state, and is kept until all ranks have copies
             copies.take(progress.step, progress.samples)
         return Keeping(
