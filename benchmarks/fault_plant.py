@@ -111,7 +111,7 @@ def _plant_in_phases(planted: Planted) -> None:
     def strike(phase: str) -> None:
         planted.strike(phase, dist.get_rank(), dist.get_world_size())
 
-    run, evaluate, take_over, make_mesh = Stage.run, Stage.evaluate, Carry.take_over, session.make_mesh
+    run, evaluate, fill, make_mesh = Stage.run, Stage.evaluate, Carry.fill, session.make_mesh
     save, save_last, check_job = saver.AsyncSaver.save, session._save_last, generations.check_job
 
     def at_step(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -125,7 +125,7 @@ def _plant_in_phases(planted: Planted) -> None:
 
     def at_join(self: Any, *arguments: Any) -> Any:
         strike("join")
-        return take_over(self, *arguments)
+        return fill(self, *arguments)
 
     def at_start(*arguments: Any, **named: Any) -> Any:
         planted.pids[dist.get_rank()] = os.getpid()
@@ -145,7 +145,7 @@ def _plant_in_phases(planted: Planted) -> None:
         strike("end")
         return save_last(*arguments)
 
-    Stage.run, Stage.evaluate, Carry.take_over, session.make_mesh = at_step, at_evaluation, at_join, at_start  # type: ignore[method-assign]
+    Stage.run, Stage.evaluate, Carry.fill, session.make_mesh = at_step, at_evaluation, at_join, at_start  # type: ignore[method-assign]
     saver.AsyncSaver.save, session._save_last, generations.check_job = at_save, at_end, at_prepare  # type: ignore[method-assign]
 
 

@@ -32,6 +32,7 @@ from fault_table import tables
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "train"))
 
 EVALUATION_STEPS = 5
+MOST_IDLE = 3  # runs in a row in which no fault struck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,17 +191,20 @@ def _batch(seed: int, num_faults: int, per_run: int, out: Path, slow_s: float, u
     from small_run import make_corpus
 
     done = {one["number"]: len(one["faults"]) for one in lines(out) if one["seed"] == seed}
-    number, struck = 0, sum(done.values())
+    number, struck, num_idle = 0, sum(done.values()), 0
     with tempfile.TemporaryDirectory() as folder:
         corpus = make_corpus(Path(folder) / "made")
         while struck < num_faults and time.monotonic() < until_s:
             if number not in done:
                 outcome = tried(seed, number, corpus, per_run, slow_s)
                 struck += len(outcome.faults)
+                num_idle = 0 if outcome.faults else num_idle + 1
                 with open(out, "a") as file:
                     file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")
                 words = f"{len(outcome.faults)} faults struck in {outcome.seconds:.0f} s"
                 print(f"run {number} ({outcome.layout}): {outcome.problem or 'recovered'}, {words}", flush=True)
+                if num_idle == MOST_IDLE:
+                    raise SystemExit(f"no fault struck in {num_idle} runs in a row: the faults or the runs themselves are wrong")
             number += 1
 
 
