@@ -27,7 +27,8 @@ def layouts(draw):
         pp=pp,
         vp=draw(small) if pp > 1 else 1,
         dp=dp,
-        ep=draw(st.sampled_from([n for n in range(1, 7) if dp * cp * tp % n == 0])),
+        ep=(ep := draw(st.sampled_from([n for n in range(1, 7) if dp * cp * tp % n == 0]))),
+        etp=draw(st.sampled_from([n for n in range(1, 7) if dp * cp * tp % (ep * n) == 0])),
         micro_batch=draw(small),
         zero_stage=draw(st.integers(0, 3)),
         zero_ranks=draw(st.sampled_from([n for n in range(7) if n == 0 or dp * cp % n == 0])),
@@ -118,6 +119,7 @@ def test_text_changes_only_what_it_names():
         ("overlap_tp=maybe", "overlap_tp is 'maybe', not yes or no", "layout.overlap_tp"),
         ("vp=2", "vp=2 model chunks need a pipeline, and pp is 1", "layout.vp"),
         ("dp=8,ep=3", "expert degree 3 does not divide dp x cp x tp = 8", "layout.ep"),
+        ("dp=8,ep=4,etp=4", "ep=4 x etp=4 = 16 does not divide dp x cp x tp = 8", "layout.etp"),
     ],
 )
 def test_what_is_refused(text, what, where):

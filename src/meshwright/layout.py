@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.arguments import check_type, check_types, typed
 from meshwright.errors import InputError, argument, nearest
 
-AXES = ("tp", "cp", "pp", "dp")  # ep is laid over dp (and cp): it takes no ranks of its own
+AXES = ("tp", "cp", "pp", "dp")  # ep and etp are laid over dp, cp and tp: they take no ranks of their own
 # Parts of a layer whose activations may be dropped or shrunk on their own, as Megatron-core names them: attention's inner part (its
 # core_attn); norms' outputs; the MLP's inputs to its activation function kept in fp8; what the experts' activation function makes; the up
 # projections of latent attention; half of the layers' activations moved to the host's memory; the dense MLP.
@@ -29,9 +29,16 @@ SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 CP_KINDS = ("ring", "all-gather", "all-to-all")
 
 LARGEST = 10**9  # of any count in a layout: products of two of them stay within an int64 column
-_DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")
+_DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch")
 _OPTIONAL = ("zero_ranks", "first_stage_layers", "last_stage_layers")  # 0: not stated
-_UNSEARCHED = ("zero_ranks", "overlap_pp", "overlap_dp", "first_stage_layers", "last_stage_layers")  # the same whoever fills them in
+_UNSEARCHED = (
+    "etp",
+    "zero_ranks",
+    "overlap_pp",
+    "overlap_dp",
+    "first_stage_layers",
+    "last_stage_layers",
+)  # the same whoever fills in the others
 _SHORT = {"mbs": "micro_batch", "zero": "zero_stage"}
 SHORT_NAMES = {field: short for short, field in _SHORT.items()}
 
@@ -46,7 +53,8 @@ class Layout:
         pp: Pipeline stages.
         vp: Chunks of layers on a stage (interleaved pipeline).
         dp: Replicas.
-        ep: Ranks of an expert-parallel group. They are ranks of dp and cp, so ep does not add accelerators.
+        ep: Ranks of an expert-parallel group. They are ranks of dp, cp and tp, so ep does not add accelerators.
+        etp: Ranks that divide the matrices of each expert. They are ranks of dp, cp and tp too, ep x etp of them together.
         micro_batch: Sequences of one micro-batch.
         zero_stage: What replicas divide among them: 0 nothing, 1 optimizer states, 2 also gradients, 3 also weights.
         zero_ranks: Ranks (of dp x cp) that share one copy of what is divided; 0: all of them.
@@ -68,6 +76,7 @@ class Layout:
     vp: int = 1  # chunks on a stage (interleaving)
     dp: int = 1
     ep: int = 1
+    etp: int = 1  # each expert's matrices, whatever tp is
     micro_batch: int = 1  # sequences
     zero_stage: int = 1  # 0: everything replicated; 1: optimizer (the distributed optimizer); 2: + gradients; 3: + weights
     zero_ranks: int = 0  # ranks (of dp x cp) that share one copy of what is sharded; other groups have their own copy; 0: all
@@ -111,17 +120,29 @@ class Layout:
             )
         if self.vp > 1 and self.pp == 1:
             raise InputError(f"vp={self.vp} model chunks need a pipeline, and pp is 1", where="layout.vp", fix="use vp=1, or pp > 1")
-        if (self.dp * self.cp * self.tp) % self.ep:
+        ranks = self.dp * self.cp * self.tp
+        if ranks % self.ep:
             raise InputError(
-                f"expert degree {self.ep} does not divide dp x cp x tp = {self.dp * self.cp * self.tp}",
+                f"expert degree {self.ep} does not divide dp x cp x tp = {ranks}",
                 where="layout.ep",
-                fix=f"choose ep from the divisors of {self.dp * self.cp * self.tp}",
+                fix=f"choose ep from the divisors of {ranks}",
+            )
+        if ranks % self.expert_ranks:
+            raise InputError(
+                f"ep={self.ep} x etp={self.etp} = {self.expert_ranks} does not divide dp x cp x tp = {ranks}",
+                where="layout.etp",
+                fix=f"choose etp from the divisors of {ranks // self.ep}, or another ep",
             )
 
     @property
     def sharing_ranks(self) -> int:
         """Replicas that share one copy of what ZeRO shards."""
         return self.zero_ranks or self.dp * self.cp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that together hold the experts of a layer once."""
+        return self.ep * self.etp
 
     @property
     def is_zero_bubble(self) -> bool:
@@ -187,6 +208,8 @@ class Layout:
         parts = [f"tp={self.tp}", f"cp={self.cp}", f"pp={self.pp}", f"vp={self.vp}", f"dp={self.dp}"]
         if self.ep > 1:
             parts.append(f"ep={self.ep}")
+        if self.etp > 1:
+            parts.append(f"etp={self.etp}")
         parts.append(f"mbs={self.micro_batch}")
         if self.zero_stage != 1:
             parts.append(f"zero={self.zero_stage}")
@@ -277,6 +300,7 @@ class Layouts:
     vp: IntColumn
     dp: IntColumn
     ep: IntColumn
+    etp: IntColumn
     micro_batch: IntColumn
     zero_stage: IntColumn
     zero_ranks: IntColumn
@@ -314,6 +338,11 @@ class Layouts:
     def sharing_ranks(self) -> IntColumn:
         """Replicas that share one copy of what ZeRO shards, for every row."""
         return np.where(self.zero_ranks > 0, self.zero_ranks, self.dp * self.cp)
+
+    @property
+    def expert_ranks(self) -> IntColumn:
+        """Ranks that together hold the experts of a layer once, for every row."""
+        return self.ep * self.etp
 
     @property
     def is_zero_bubble(self) -> NDArray[np.bool_]:

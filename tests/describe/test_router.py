@@ -23,6 +23,8 @@ def test_the_catalogue_has_the_routers_of_the_families() -> None:
 @pytest.mark.parametrize(
     "experts, message",
     [
+        (Experts(num_experts=8, num_active=0, hidden=16), "num_active is 0"),
+        (Experts(num_experts=8, num_active=1, hidden=16, num_dense_layers=99), "99 leading layers cannot be dense"),
         (Experts(num_experts=8, num_active=9, hidden=16), "a token cannot visit 9 of 8 experts"),
         (Experts(num_experts=8, num_active=2, hidden=16, router=Router(num_groups=3)), "8 experts do not divide into 3 groups"),
         (Experts(num_experts=8, num_active=3, hidden=16, router=Router(num_groups=4)), "cannot visit 3 experts in 1 groups of 2"),

@@ -53,7 +53,7 @@ def test_all_degrees_that_divide_are_there():
 
 def test_rank_orders_that_put_every_axis_on_the_same_tiers_are_one():
     key = (2, 2, 2, 2)  # two nodes of 8
-    kept = rank_orders([(2, 2, 2, 1, 2, 1, 1)], CLUSTER, Features())[key]
+    kept = rank_orders([(2, 2, 2, 1, 2, 1, 1, 1)], CLUSTER, Features())[key]
     outer = {tuple(sorted(tiers_of(Layout(tp=2, cp=2, pp=2, dp=2, order=order), CLUSTER).items())) for order in permutations(AXES)}
     assert len(kept) == len(outer) == 4  # which axis crosses the fabric; the order inside a node changes nothing
 

@@ -39,7 +39,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         pp=pp,
         vp=draw(st.sampled_from([1, 1, 2, 3, 4])) if pp > 1 else 1,
         dp=dp,
-        ep=draw(st.sampled_from([n for n in (1, 1, 2, 3, 8, 16) if dp * cp * tp % n == 0])),
+        ep=(ep := draw(st.sampled_from([n for n in (1, 1, 2, 3, 8, 16) if dp * cp * tp % n == 0]))),
+        etp=draw(st.sampled_from([n for n in (1, 1, 2, 3, 16) if dp * cp * tp % (ep * n) == 0])),
         micro_batch=draw(st.sampled_from([1, 2, 3, LARGEST])),
         zero_stage=draw(st.integers(0, 3)),
         schedule=draw(st.sampled_from(SCHEDULES)),
@@ -81,6 +82,10 @@ def test_each_rule_is_in_the_mask_and_in_the_error() -> None:
     dense, experts, odd, two, six = (
         Job(MODELS[name], flat(16), workload) for name in ("llama-3.1-8b", "mixtral-8x7b", "odd", "two", "six")
     )
+    mixture = MODELS["mixtral-8x7b"]
+    assert mixture.experts is not None
+    narrow = Job(replace(mixture, experts=replace(mixture.experts, hidden=14340)), flat(16), workload)
+    biased = Job(replace(mixture, biases=True, hidden=4098), flat(16), workload)
     cases = [
         (dense, Layout(tp=2, dp=8), ""),
         (experts, Layout(tp=2, dp=8, ep=8), ""),
@@ -97,6 +102,10 @@ def test_each_rule_is_in_the_mask_and_in_the_error() -> None:
         (dense, Layout(cp=16), "does not divide into 32 pieces"),
         (dense, Layout(dp=16, ep=2), "llama-3.1-8b has no experts"),
         (experts, Layout(dp=16, ep=16), "does not divide 8 experts"),
+        (experts, Layout(dp=16, ep=4, etp=4), ""),
+        (narrow, Layout(dp=16, etp=8), "degree of each expert 8 does not divide 14340 columns of an expert"),
+        (biased, Layout(dp=16, etp=4), "degree of each expert 4 does not divide 4098 entries of an expert's second bias"),
+        (dense, Layout(dp=16, etp=2), "etp=2, but llama-3.1-8b has no experts"),
         (odd, Layout(cp=4, dp=4, cp_kind="all-to-all"), "does not divide 2 key-value heads"),
     ]
     for job, layout, why in cases:

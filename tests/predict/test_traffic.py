@@ -203,6 +203,12 @@ def test_even_visits_are_the_mean_of_random_choices(ep: int, expected: float) ->
     assert found == (Visit(round(expected), round(expected)),) * (3 * 8 // ep)
 
 
+def test_a_token_goes_to_every_part_of_its_experts() -> None:
+    # Two of four experts, each on two ranks: five of six tokens want the two ranks of the others, and all but so many the one beside.
+    each = round(16 / 2 * 3 * 5 / 6)
+    assert even_visits(Step(MIXTURE, JOB, parse_layout("dp=2,tp=2,ep=2,etp=2")))[0] == Visit(each, each)
+
+
 @pytest.mark.parametrize("text, ranks", [("dp=2,ep=2", set()), ("dp=4,ep=2", {2}), ("dp=2,tp=2,ep=2,zero=0", {2}), ("dp=2,tp=2", {4})])
 def test_routed_experts_are_reduced_over_the_ranks_that_hold_the_same(text: str, ranks: set[int]) -> None:
     size = 4 // parse_layout(text).ep * 6 * 8  # of the down projections that a rank holds

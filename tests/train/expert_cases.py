@@ -123,6 +123,12 @@ COVERING = [
     case("ep=2,dp=2,cp=2,mbs=2,zero=3,zero_ranks=2,cp_kind=ring", "gpt-oss"),
     case("ep=4,dp=2,cp=2,tp=2,mbs=4,zero=2,cp_kind=all-to-all", "deepseek", short=True),
     case("ep=8,dp=8,mbs=1,zero=3,order=dp-tp-cp-pp", "mixtral", short=True),
+    # Each expert divided over ranks, which are of tp, of dp, or of neither alone; also where all experts are on every part.
+    case("dp=2,tp=2,ep=2,etp=2,mbs=2,zero=1", "deepseek"),
+    case("etp=2,dp=2,mbs=2,zero=2", "gpt-oss"),
+    case("ep=2,etp=2,dp=4,mbs=1,zero=3,recompute=full", "gpt-oss"),
+    case("etp=2,tp=2,pp=2,mbs=2,schedule=zero-bubble", "mixtral"),
+    case("ep=2,etp=2,dp=2,cp=2,tp=2,mbs=2,zero=2,zero_ranks=2,cp_kind=ring", "mixtral"),
 ]
 MATRIX = [found for found in matrix() if found not in COVERING]
 PRODUCTS = [

@@ -115,7 +115,7 @@ def watch_visits(replica: Any, mesh: Mesh) -> list[tuple[int, ...]]:
         def call(rows: Any, choice: Any, experts: Any) -> Any:
             if torch._C._current_graph_task_id() == -1:  # otherwise the backward pass computes it again
                 there = choice.experts // experts.num_held
-                found.append(tuple(int((there == rank).any(dim=1).sum()) for rank in range(mesh.ep.size)))
+                found.append(tuple(int((there == rank // mesh.layout.etp).any(dim=1).sum()) for rank in range(mesh.ep.size)))
             return visit(rows, choice, experts)
 
         return call

@@ -18,14 +18,14 @@ from torch import Tensor
 from meshwright.cost.schedule import schedule_named
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import accelerator
-from meshwright.describe.model import Model
+from meshwright.describe.model import Experts, Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, SCHEDULES, Layout, parse_layout
 from meshwright.plan.candidates import Fixed, Space, degrees
 from meshwright.plan.features import Features
-from meshwright.plan.stack.own import check_trainable
+from meshwright.plan.stack.own import MESHWRIGHT, check_trainable
 from meshwright.predict.legality import check_layout, legal_rows
 from meshwright.train.checkpoint import Piece
 from meshwright.train.model.attention import Context
@@ -63,6 +63,20 @@ def models(draw: st.DrawFn) -> Model:
 
 
 @st.composite
+def mixtures(draw: st.DrawFn) -> Model:
+    """Models with experts, of numbers and widths that few degrees divide."""
+    model = draw(models())
+    experts = Experts(
+        num_experts=draw(st.sampled_from([2, 3, 4, 6, 8, 16])),
+        num_active=draw(st.sampled_from([1, 2])),
+        hidden=draw(st.sampled_from([6, 8, 12, 16])),
+        num_shared=draw(st.sampled_from([0, 1, 3])),
+        num_dense_layers=draw(st.integers(0, model.num_layers - 1)),
+    )
+    return replace(model, gated=True, biases=draw(st.booleans()), layer_norm=False, num_positions=0, experts=experts)
+
+
+@st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     return replace(
         WORKLOAD,
@@ -85,6 +99,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         vp=draw(st.sampled_from([1, 1, 2, 3])) if pp > 1 else 1,
         dp=dp,
         ep=draw(st.sampled_from([1, 1, 1, tp])),
+        etp=draw(st.sampled_from([1, 1, 1, dp * cp])),
         micro_batch=draw(st.sampled_from([1, 2, 3])),
         zero_stage=draw(st.integers(0, 3)),
         schedule=draw(st.sampled_from(SCHEDULES)),
@@ -96,7 +111,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 def proposals(model: Model, cluster: Cluster, workload: Workload, fixed: Fixed) -> list[Layout]:
     """Every layout that a search may propose, some of them where there are many."""
-    features = Features()
+    features = MESHWRIGHT.narrowed(Features())
     space = Space.of(model, cluster, degrees(model, cluster, workload, features, fixed), features, fixed)
     found: list[Layout] = []
     for batch, _ in space.batches(features.zero_stages, features.recompute):
@@ -107,7 +122,7 @@ def proposals(model: Model, cluster: Cluster, workload: Workload, fixed: Fixed) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(models(), workloads(), st.sampled_from([1, 2, 4, 6, 8, 12, 16]), st.sampled_from([(0, 0), (0, 0), (1, 1), (2, 0)]))
+@given(models() | mixtures(), workloads(), st.sampled_from([1, 2, 4, 6, 8, 12, 16]), st.sampled_from([(0, 0), (0, 0), (1, 1), (2, 0)]))
 def test_the_trainer_runs_whatever_the_search_may_propose(model: Model, workload: Workload, num_ranks: int, ends: tuple[int, int]) -> None:
     fixed = Fixed({"first_stage_layers": ends[0], "last_stage_layers": ends[1]} if any(ends) else {})
     for layout in proposals(model, flat(num_ranks), workload, fixed):
@@ -116,8 +131,17 @@ def test_the_trainer_runs_whatever_the_search_may_propose(model: Model, workload
         operations(schedule_named(layout.schedule, layout.pp, layout.vp, layout.num_micro_batches(workload.global_batch)), layout.pp - 1)
 
 
+def test_a_search_divides_experts_where_ep_takes_no_more_ranks() -> None:
+    model = replace(LLAMA, experts=Experts(num_experts=2, num_active=1, hidden=16))
+    found = proposals(model, flat(8), WORKLOAD, Fixed())
+    assert {layout.etp for layout in found} == {1, 2, 4}
+    assert {layout.ep for layout in found if layout.etp > 1} == {2}
+    assert {layout.etp for layout in proposals(model, flat(8), WORKLOAD, Fixed({"ep": 2}))} == {1}
+    assert {(layout.ep, layout.etp) for layout in proposals(model, flat(8), WORKLOAD, Fixed({"etp": 4}))} == {(1, 4), (2, 4)}
+
+
 @settings(max_examples=400, deadline=None)
-@given(models(), workloads(), layouts())
+@given(models() | mixtures(), workloads(), layouts())
 def test_what_the_trainer_runs_is_legal_for_the_planner(model: Model, workload: Workload, layout: Layout) -> None:
     refusals = []
     for check in (lambda: check_trainable(model, workload, layout), lambda: check_layout(model, flat(layout.num_ranks), workload, layout)):

@@ -114,7 +114,10 @@ EXPERTS = replace(
 BALANCE = Balance(auxiliary=0.1, scope="batch", bias_rate=0.01)
 
 
-@pytest.mark.parametrize("layouts", [["dp=1", "dp=2,ep=2,zero=1", "dp=2,tp=2,ep=4,zero=3"], ["pp=2,dp=2,ep=2,zero=2", "tp=2,zero=0"]])
+@pytest.mark.parametrize(
+    "layouts",
+    [["dp=1", "dp=2,ep=2,zero=1", "dp=2,tp=2,ep=4,zero=3", "dp=2,tp=2,ep=2,etp=2,zero=1"], ["pp=2,dp=2,ep=2,zero=2", "tp=2,zero=0"]],
+)
 def test_experts_load_on_any_number_of_ranks(layouts: list[str], pools: Pools, small: Small, tmp_path: Path) -> None:
     check_pairs(pools, small, tmp_path, EXPERTS, layouts, {"balance": BALANCE})
     (saved,) = (tmp_path / "0" / "checkpoints").glob(f"*{NUM_STEPS}")

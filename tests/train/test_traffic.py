@@ -190,4 +190,4 @@ def test_every_byte_of_experts_is_accounted_for(number: int, case: Case, pools: 
         visits = visits_of(found, rank)
         assert sent.flows == wanted(case.shapes, workload, case.layout, sent, visits), f"rank {rank}"
         assert sent.num_control == 1
-        assert (EXCHANGE in {kind for _, kind, *_ in sent.flows}) == (case.layout.ep > 1)
+        assert (EXCHANGE in {kind for _, kind, *_ in sent.flows}) == (case.layout.expert_ranks > 1)

@@ -101,6 +101,11 @@ def routed_saved_bytes(hidden: int, num_active: int, expert_hidden: int, num_inn
     return num_active * (kept.input_bytes * hidden + (num_inner * kept.preactivation_bytes + kept.input_bytes) * expert_hidden)
 
 
+def visitor_bytes(hidden: int, kept: Recipe, *, is_own: bool) -> float:
+    """Bytes saved of a token at one expert that are as many in each part of it: its copy, and what our trainer keeps with it."""
+    return kept.input_bytes * hidden + (trainer_experts_bytes(1) if is_own else 0.0)
+
+
 def trainer_experts_bytes(num_active: int) -> float:
     """Bytes per token that meshwright's trainer saves of a mixture of experts besides: for each copy two positions, an expert, a weight."""
     return num_active * (3 * INT64_BYTES + FP32_BYTES)

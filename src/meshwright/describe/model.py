@@ -173,9 +173,21 @@ class Model:
                 fix="choose a divisor of num_heads",
             )
         if self.experts is not None:
+            self._check_experts(self.experts)
             self.experts.router.check(self.experts.num_experts, self.experts.num_active, f"model {self.name}: experts")
         check_numbers(self, f"model {self.name}")
         self._check_windows()
+
+    def _check_experts(self, experts: Experts) -> None:
+        for key in ("num_experts", "num_active", "hidden"):
+            if getattr(experts, key) < 1:
+                raise InputError(f"{key} is {getattr(experts, key)}", where=f"model {self.name}: experts: {key}", fix="give 1 or more")
+        if experts.num_dense_layers > self.num_layers:
+            raise InputError(
+                f"{experts.num_dense_layers} leading layers cannot be dense, where there are {self.num_layers}",
+                where=f"model {self.name}: experts: num_dense_layers",
+                fix=f"give {self.num_layers} or less",
+            )
 
     def _check_windows(self) -> None:
         given, where = self.windowed_layers, f"model {self.name}: windowed_layers"

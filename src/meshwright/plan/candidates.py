@@ -7,6 +7,7 @@ layout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -25,7 +26,8 @@ from meshwright.predict.stages import stage_layers
 
 ROWS = 8_192  # of one batch of columns: large enough for numpy, small enough for the cache
 STRIDE = 64  # rows of degrees crossed at a time
-DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")  # a row of degrees holds them in this order
+MOST_PARTS = 8  # of an expert that a search divides it into: with more its products become too narrow
+DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch")  # a row of degrees holds them in this order
 INTERLEAVED, ZERO_BUBBLE, ALL_TO_ALL = SCHEDULES.index("interleaved"), SCHEDULES.index("zero-bubble"), CP_KINDS.index("all-to-all")
 RING = CP_KINDS.index("ring")
 Ints = NDArray[np.int64]
@@ -89,6 +91,7 @@ def fixed_by(text: str) -> Fixed:
     beside = {
         "vp": {"pp": 2},
         "ep": {"dp": values.get("ep", 1)},
+        "etp": {"dp": values.get("etp", 1)},
         "zero_ranks": {"dp": max(sharing, 1)},
     }  # a layout with only one of these needs another axis
     for key, value in values.items():
@@ -97,7 +100,7 @@ def fixed_by(text: str) -> Fixed:
 
 
 def degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> list[Row]:
-    """Every (tp, cp, pp, vp, dp, ep, micro-batch) that divides the machine, the model and the batch."""
+    """Every (tp, cp, pp, vp, dp, ep, etp, micro-batch) that divides the machine, the model and the batch."""
     total = cluster.num_accelerators
     found: list[Row] = []
     for tp in _tensor_degrees(model, total, features):
@@ -118,16 +121,16 @@ def _inner_degrees(model: Model, workload: Workload, features: Features, fixed: 
     chunks = [vp for vp in _chunks(model.num_layers, pp, features.max_vp, fixed.ends) if fixed.allows("vp", vp)]
     if not features.uneven_split and fixed.ends == (0, 0):
         chunks = [vp for vp in chunks if model.num_layers % (pp * vp) == 0]
-    experts = [ep for ep in _expert_degrees(model, dp * cp * tp) if fixed.allows("ep", ep)]
+    experts = _expert_degrees(model, dp * cp * tp, features, fixed)
     sizes = [size for size in divisors(workload.global_batch // dp) if fixed.allows("micro_batch", size)]
     if features.max_micro_batch:
         sizes = [size for size in sizes if size <= features.max_micro_batch]
-    return ((tp, cp, pp, vp, dp, ep, size) for vp in chunks for ep in experts for size in sizes)
+    return ((tp, cp, pp, vp, dp, *degrees, size) for vp in chunks for degrees in experts for size in sizes)
 
 
 def _tensor_degrees(model: Model, total: int, features: Features) -> list[int]:
-    """Degrees that divide heads and MLP, and that divide key-value heads or are a multiple of them. A vocabulary is padded."""
-    widths = (model.num_heads, model.ffn_hidden)
+    """Degrees that divide heads, MLP and shared experts, and divide key-value heads or are a multiple of them. A vocabulary is padded."""
+    widths = (model.num_heads, model.ffn_hidden, model.experts.num_shared * model.experts.hidden if model.experts else 0)
     kv = model.num_kv_heads
     return [
         tp
@@ -150,10 +153,24 @@ def _chunks(num_layers: int, pp: int, most: int, ends: tuple[int, int]) -> tuple
     return tuple(chunks[stage_layers(num_layers, pp, chunks, *ends).legal].tolist())
 
 
-def _expert_degrees(model: Model, ranks: int) -> list[int]:
-    if not model.experts:
-        return [1]
-    return [ep for ep in divisors(model.experts.num_experts) if ranks % ep == 0]
+def _expert_degrees(model: Model, ranks: int, features: Features, fixed: Fixed) -> list[tuple[int, int]]:
+    """Every (ep, etp) that divides the experts and the ranks of a stage."""
+    degrees = [ep for ep in divisors(model.experts.num_experts if model.experts else 1) if ranks % ep == 0 and fixed.allows("ep", ep)]
+    return [(ep, etp) for ep in degrees for etp in _parts_of_experts(model, ep, ranks // ep, features, fixed)]
+
+
+def _parts_of_experts(model: Model, ep: int, ranks: int, features: Features, fixed: Fixed) -> list[int]:
+    """Into how many parts each expert may be divided over so many ranks.
+
+    A search divides experts only where ep cannot take these ranks: a larger ep keeps as few weights and sends fewer bytes. It does not
+    where the user fixed ep alone, so that a layout that says nothing of etp has none.
+    """
+    if not model.experts or not ("etp" in fixed.values or (features.divides_experts and "ep" not in fixed.values)):
+        return [1] if fixed.allows("etp", 1) else []
+    asked = [fixed.values["etp"]] if "etp" in fixed.values else [etp for etp in divisors(ranks) if etp <= MOST_PARTS]
+    searched = [etp for etp in asked if "etp" in fixed.values or math.gcd(model.experts.num_experts // ep, etp) == 1]
+    widths = (model.experts.hidden, model.hidden if model.biases else 0)
+    return [etp for etp in searched if ranks % etp == 0 and all(width % etp == 0 for width in widths)]
 
 
 def rank_orders(rows: Sequence[Row], cluster: Cluster, features: Features) -> dict[Row, list[int]]:
@@ -203,7 +220,7 @@ class Space:
             return 0
         if self.allowed:
             return self._num_allowed(first, self.allowed)
-        tp, cp, pp, vp, dp, _, _ = np.array(self.rows[first:], dtype=np.int64).T
+        tp, cp, pp, vp, dp = np.array(self.rows[first:], dtype=np.int64).T[:5]
         orders = np.array([len(self.orders[(row[0], row[1], row[2], row[4])]) for row in self.rows[first:]])
         options = self.features
         schedules = np.zeros(len(tp), dtype=np.int64)

@@ -161,7 +161,7 @@ def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
     q = priced.pricer.q
     each = float(priced.pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
     passes = float(priced.num_micro_batches[0] * priced.busiest_layers[0])  # of layers of the busiest stage, in a step
-    return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes
+    return 4 * each * layout.etp * (layout.expert_ranks - 1) / layout.expert_ranks * passes, 4 * passes
 
 
 def _limit(forecast: Forecast) -> str:
@@ -220,7 +220,9 @@ def _mapping(forecast: Forecast) -> Iterator[str]:
             yield f"A replica takes {replica:,} accelerators, a {inner.name} has {inner.num_accelerators:,}: {where}."
     if experts := crossed.get("ep"):
         where = f"cross the {experts[-1]}" if experts != (inner.name,) else f"stay within a {inner.name} ({inner.link})"
-        yield f"Experts lie over {layout.ep:,} ranks of a stage, those of tp, cp and dp: tokens on their way to them {where}."
+        parts = f", each in {layout.etp} parts" if layout.etp > 1 else ""
+        over = f"{layout.expert_ranks:,} ranks of a stage{parts}, those of tp, cp and dp"
+        yield f"Experts lie over {over}: tokens on their way to them {where}."
 
 
 def _crossing(cluster: Cluster, layout: Layout) -> str:

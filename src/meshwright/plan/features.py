@@ -25,6 +25,7 @@ class Features:
     orders: tuple[tuple[str, ...], ...] = ORDERS
     uneven_split: bool = True  # whether the embedding and the loss may count as layers where the layers alone do not divide
     low_weights: bool = True  # whether weights of fp8 products are held in fp8 alone, without a copy in bf16 beside it
+    divides_experts: bool = False  # whether each expert may be divided over ranks where ep takes no more of them
     overlap_tp: bool = False
     overlap_pp: bool = True
     overlap_dp: bool = True

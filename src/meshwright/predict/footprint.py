@@ -294,6 +294,14 @@ class _Shapes:
             return 0.0
         return memory.trainer_experts_bytes(experts.num_active)
 
+    def copies_saved(self, layouts: Layouts) -> Column:
+        """Bytes per token that a layer saves because every part of an expert gets the whole row, and its output is as wide."""
+        experts = self.model.experts
+        if not experts:
+            return np.zeros(len(layouts))
+        saved = memory.visitor_bytes(self.model.hidden, self.kept("mlp"), is_own=self.is_own)
+        return np.asarray((layouts.etp - 1) * experts.num_active * saved)
+
     def routed_saved(self, layouts: Layouts) -> Column:
         """Bytes per token that routed experts save in a layer, after what is dropped."""
         experts = self.model.experts
@@ -312,6 +320,7 @@ class _Shapes:
             return np.full(len(layouts), dense)
         shape = (model.hidden, experts.num_active, experts.hidden, self.num_inner, self.recipe)
         more = self.routed_more(layouts) * memory.routed_backward_bytes(*shape)
+        more = more + (layouts.etp - 1) * 2 * self.recipe.tensor_bytes * experts.num_active * model.hidden
         return np.maximum(dense, memory.experts_backward_bytes(*shape) + more)
 
 
@@ -481,7 +490,8 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) ->
     shards = np.where(layouts.zero_stage >= 3, ranks, 1), np.where(layouts.zero_stage >= 3, expert_ranks, 1)
     weight_bytes = recipe.frozen_weight_bytes if shapes.adapters and recipe.frozen_weight_bytes else recipe.weight_bytes
     weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, weight_bytes, shards[0])
-    weights = weights + memory.gathered_bytes(routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, weight_bytes, shards[1])
+    of_layer = shapes.routed_parameters / layouts.expert_ranks
+    weights = weights + memory.gathered_bytes(routed, NUM_GATHERED_LAYERS * of_layer, weight_bytes, shards[1])
     weights = weights + np.where(layouts.zero_stage >= 3, weight_bytes * _tables_gathered(shapes, layouts, cut) * (1 - 1 / ranks), 0.0)
     if shapes.adapters:
         weights = weights - _saved_by_few_bits(shapes, layouts, cut, weight_bytes)
@@ -506,7 +516,7 @@ def _tables_gathered(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
 
 def _expert_sharing(layouts: Layouts) -> NDArray[np.int64]:
     """Ranks that share the states of a routed expert, of those that hold it alike: as many as share other states, if that divides them."""
-    same = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
+    same = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.expert_ranks, 1)
     divisor = np.gcd(same, np.maximum(layouts.zero_ranks, 1))
     return np.asarray(np.where((divisor > 1) | (layouts.zero_ranks == 1), divisor, same))
 
@@ -525,7 +535,7 @@ def _in_flight_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     found = np.where(layouts.sharing_ranks > 1, _filled_and_sent(of_layer, np.maximum(most, widest), common / layouts.vp), 0.0)
     found = found + np.where((layouts.sharing_ranks > 1) & cut.is_last, model.head_parameters / layouts.tp, 0.0)
     if experts:
-        of_layer = shapes.routed_parameters / layouts.ep
+        of_layer = shapes.routed_parameters / layouts.expert_ranks
         first = of_layer * (model.mlp_matrices - 1) / model.mlp_matrices
         held = _filled_and_sent(of_layer, np.maximum(most, first), routed / layouts.vp)
         found = found + np.where(_expert_sharing(layouts) > 1, held, 0.0)
@@ -615,7 +625,7 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
     split, whole = (split, whole + projections) if shapes.is_own else (split + projections, whole)
     has_copy = cut.is_last & ~cut.is_first & (not model.tied_embeddings) & (model.num_prediction_layers > 0)
     split = split + has_copy * (float(model.embedding_parameters) + _padding_parameters(model, layouts))
-    return split / layouts.tp + whole, with_experts * shapes.routed_parameters / layouts.ep
+    return split / layouts.tp + whole, with_experts * shapes.routed_parameters / layouts.expert_ranks
 
 
 def _padding_parameters(model: Model, layouts: Layouts) -> Column:
@@ -631,7 +641,7 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     hidden = shapes.recipe.tensor_bytes * shapes.model.hidden
     dense = np.where(drops("mlp"), hidden, shapes.dense_saved - shrunk[0] - norms[1])
     routed = shapes.experts_saved - shrunk[1] - norms[1] - drops("moe_act") * shapes.expert_activations
-    routed = routed + shapes.routed_more(layouts) * shapes.routed_saved(layouts)
+    routed = routed + shapes.routed_more(layouts) * shapes.routed_saved(layouts) + shapes.copies_saved(layouts)
     mlp = cut.dense * dense + (cut.layers - cut.dense) * routed
     exchanged = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (layouts.cp > 1)
     # With all-to-all, attention keeps its output in both orders: by heads for itself, by tokens for the projection.
@@ -694,7 +704,7 @@ def _extra_bytes(
 
 def _rebuilt_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     """Bytes per token of the fullest layer on a stage, besides its input, when full recompute computes it again."""
-    routed = shapes.experts_saved + shapes.routed_more(layouts) * shapes.routed_saved(layouts)
+    routed = shapes.experts_saved + shapes.routed_more(layouts) * shapes.routed_saved(layouts) + shapes.copies_saved(layouts)
     mlp = np.maximum((cut.dense > 0) * shapes.dense_saved, (cut.layers > cut.dense) * routed)
     beside = shapes.attention_saved + shapes.copied_saved(layouts) - shapes.recipe.tensor_bytes * shapes.model.hidden
     return np.where(cut.layers > 0, mlp + beside, 0.0)

@@ -27,7 +27,9 @@ def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layo
         legal &= count % tp == 0
     legal &= (model.num_kv_heads % tp == 0) | (tp % model.num_kv_heads == 0)
     legal &= workload.seq_len % np.where(cp > 1, 2 * cp * tp, tp) == 0
-    legal &= model.experts.num_experts % layouts.ep == 0 if model.experts else layouts.ep == 1
+    experts = model.experts
+    legal &= (experts.num_experts % layouts.ep == 0) & (experts.hidden % layouts.etp == 0) if experts else layouts.expert_ranks == 1
+    legal &= (layouts.etp == 1) | (model.hidden % layouts.etp == 0) | (not model.biases)
     legal &= ~layouts.is_zero_bubble | (layouts.zero_stage < 3) | (dp * cp == 1)
     all_to_all = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (cp > 1)
     return np.asarray(legal & (~all_to_all | (model.num_kv_heads % (cp * tp) == 0)))
@@ -84,8 +86,13 @@ def check_division(model: Model, workload: Workload, layout: Layout) -> None:
         )
     if model.experts and model.experts.num_experts % layout.ep:
         _refuse("ep", layout.ep, model.experts.num_experts, "experts")
-    if layout.ep > 1 and not model.experts:
-        raise InputError(f"ep={layout.ep}, but {model.name} has no experts", where="layout.ep", fix="leave ep out")
+    if model.experts and model.experts.hidden % layout.etp:
+        _refuse("etp", layout.etp, model.experts.hidden, "columns of an expert")
+    if model.experts and model.biases and model.hidden % layout.etp:
+        _refuse("etp", layout.etp, model.hidden, "entries of an expert's second bias")
+    for axis, degree in (("ep", layout.ep), ("etp", layout.etp)):
+        if degree > 1 and not model.experts:
+            raise InputError(f"{axis}={degree}, but {model.name} has no experts", where=f"layout.{axis}", fix=f"leave {axis} out")
     if layout.cp > 1 and layout.cp_kind == "all-to-all" and model.num_kv_heads % (layout.cp * layout.tp):
         _refuse("cp", layout.cp * layout.tp, model.num_kv_heads, "key-value heads (all-to-all gives each rank whole heads)")
 
@@ -97,7 +104,7 @@ def _shared_width(model: Model) -> int:
 
 def _refuse(axis: str, degree: int, count: int, what: str) -> None:
     divisors = ", ".join(str(d) for d in range(1, min(count, 4096) + 1) if count % d == 0 and d <= 512)
-    names = {"tp": "tensor degree", "ep": "expert degree", "cp": "context x tensor degree"}
+    names = {"tp": "tensor degree", "ep": "expert degree", "etp": "degree of each expert", "cp": "context x tensor degree"}
     raise InputError(f"{names[axis]} {degree} does not divide {count} {what}", where=f"layout.{axis}", fix=f"choose from {divisors}")
 
 

@@ -54,7 +54,7 @@ class Chunk:
 
 
 def chunks_of(model: Model, layout: Layout, stage: int) -> list[Chunk]:
-    """The chunks of one pipeline stage, with the whole experts of one rank."""
+    """The chunks of one pipeline stage, with the experts of one rank."""
     made, layer = [], 0
     for place in range(layout.vp * layout.pp):
         number, holder = divmod(place, layout.pp)
@@ -120,15 +120,17 @@ def _mlp(model: Model, name: str, inner: int) -> Iterator[Parameter]:
 
 
 def _experts(model: Model, experts: Experts, layout: Layout) -> Iterator[Parameter]:
-    """The router, which is whole on every rank, the routed experts of one rank, each whole, and the shared experts as one MLP."""
+    """The router, which is whole on every rank, a rank's part of the routed experts, and the shared experts as one MLP."""
     yield Parameter("mlp.router.weight", (experts.num_experts, model.hidden), False)
     if experts.router.has_bias:
         yield Parameter("mlp.router.bias", (experts.num_experts,), False)
     num_held = experts.num_experts // layout.ep
-    for name, rows, columns in (("gate_up", 2 * experts.hidden, model.hidden), ("down", model.hidden, experts.hidden)):
+    width = experts.hidden // layout.etp
+    shapes = (("gate_up", 2 * width, model.hidden, 2 * width), ("down", model.hidden, width, model.hidden // layout.etp))
+    for name, rows, columns, biases in shapes:
         yield Parameter(f"mlp.experts.{name}.weight", (num_held * rows, columns), True, is_product=True, is_routed=True)
         if model.biases:
-            yield Parameter(f"mlp.experts.{name}.bias", (num_held * rows,), True, is_routed=True)
+            yield Parameter(f"mlp.experts.{name}.bias", (num_held * biases,), True, is_routed=True)
     if experts.num_shared:
         yield from _mlp(model, "mlp.shared", experts.num_shared * experts.hidden // layout.tp)
 

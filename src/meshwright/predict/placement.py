@@ -55,7 +55,7 @@ def tiers_of(layout: Layout, cluster: Cluster) -> dict[str, tuple[str, ...]]:
     Experts use the ranks of tp, cp and dp of a stage, the innermost first, as their traffic is priced.
     """
     placed = place(Layouts.of([layout]), tier_sizes(cluster))
-    members = {**placed.members, "ep": np.minimum(placed.joint("tp", "cp", "dp"), layout.ep)}
+    members = {**placed.members, "ep": np.minimum(placed.joint("tp", "cp", "dp"), layout.expert_ranks)}
     crossed: dict[str, tuple[str, ...]] = {}
     for axis, inside in members.items():
         counts = [1.0, *inside[:, 0]]

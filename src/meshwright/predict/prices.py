@@ -113,6 +113,7 @@ class Pricer:
         self.placement: Placement = place(layouts, q.tier_size)
         self.tp, self.cp, self.pp = (getattr(layouts, axis).astype(np.float64) for axis in ("tp", "cp", "pp"))
         self.vp, self.dp, self.ep = (getattr(layouts, axis).astype(np.float64) for axis in ("vp", "dp", "ep"))
+        self.etp, self.expert_ranks = (getattr(layouts, name).astype(np.float64) for name in ("etp", "expert_ranks"))
         self.imbalance = np.minimum(np.asarray(q.expert_imbalance, dtype=np.float64), self.ep)  # no rank gets more than all tokens
         self.key_copies = np.maximum(self.tp / q.num_kv_heads, 1.0)  # tensor ranks that hold the same key-value head
         self.kv_dim = np.asarray(q.kv_dim) * self.key_copies  # of all ranks together
@@ -207,8 +208,9 @@ class Pricer:
         columns = np.where(q.matrix_cut == BY_COLUMNS, columns / self.tp, columns)
         inner = np.where(q.matrix_cut == BY_ROWS, q.matrix_inner / self.tp, q.matrix_inner)
         is_expert = q.matrix_cut == EXPERT
+        columns = np.where(is_expert, columns / self.etp, columns)  # of the second product it is the inner side, which is as many FLOPs
         num_local = np.maximum(np.asarray(q.num_experts) / self.ep, 1.0)
-        rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
+        rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local * self.etp, self.tokens)
         count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
         each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
         products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped) * self.imbalance, 1.0) * np.exp(q.log_products)
@@ -240,7 +242,7 @@ class Pricer:
         backward = layer_backward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes)
         ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
         # Tokens to experts and back, read and written, and cast for the products.
-        sorted_bytes = (np.asarray(q.expert_bytes) + np.asarray(q.cast_bytes)) * q.hidden * q.experts_per_token * q.expert_layers
+        sorted_bytes = (np.asarray(q.expert_bytes) + np.asarray(q.cast_bytes)) * q.hidden * q.experts_per_token * q.expert_layers * self.etp
         sorted_bytes = (sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active) * self.imbalance
         per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
         return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
@@ -291,8 +293,8 @@ class Pricer:
     def expert_s(self) -> tuple[Column, Column]:
         """Seconds of sending tokens to their experts and back, each way of a layer: until the busiest rank has its own."""
         q = self.q
-        sent = self.tokens / self.tp * q.hidden * BF16_BYTES * q.expert_layers
-        members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
+        sent = self.tokens / self.tp * q.hidden * BF16_BYTES * q.expert_layers * self.etp  # to each part of an expert
+        members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.expert_ranks)  # experts take the innermost ranks of a stage
         plain_s = all_to_all_s(sent * q.experts_per_token, members, self.tier_bytes_per_s)
         once_s = sent_once_s(sent, np.asarray(q.experts_per_token, dtype=np.float64), members, self.tier_bytes_per_s)
         ranks = self.ep * (1 - (1 - 1 / self.ep) ** np.asarray(q.experts_per_token))  # of the group that a token has experts on
@@ -406,7 +408,7 @@ class Pricer:
         padding = (-np.asarray(q.vocab) % self.tp) * np.asarray(q.hidden)
         ends = np.where(frozen, 0.0, (q.embedding_parameters + padding) * tables)
         experts = np.where(frozen, 0.0, q.expert_parameters)
-        return (layers * per_layer + ends) / self.tp, layers * experts / self.ep
+        return (layers * per_layer + ends) / self.tp, layers * experts / self.expert_ranks
 
     def data_parallel_s(self, split: Split, layer: Layer, *, contended: bool = True) -> Column:
         """Seconds of gradient reduction and weight gathering that the step does not hide; without what they take from compute, if asked."""
@@ -420,8 +422,8 @@ class Pricer:
         sharing = np.minimum(members, self.l.sharing_ranks)
         reduce_s, gather_s_ = self._traffic_s(shared, sharing)
         reduce_s = reduce_s + self._across_s(shared, members, sharing)
-        per_expert_rank = np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0)
-        members = np.clip(self.placement.joint("cp", "dp") * self.tp / self.ep, 1.0, per_expert_rank)
+        per_expert_rank = np.maximum(self.dp * self.cp * self.tp / self.expert_ranks, 1.0)
+        members = np.clip(self.placement.joint("cp", "dp") * self.tp / self.expert_ranks, 1.0, per_expert_rank)
         members[-1] = per_expert_rank
         expert_reduce_s, expert_gather_s = self._traffic_s(experts, members)
         reduce_s, weights_s = reduce_s + expert_reduce_s, gather_s_ + expert_gather_s
@@ -477,7 +479,7 @@ class Pricer:
         """Seconds of Adam on this rank's shard, and of what passes over all gradients and weights once a step."""
         shared, experts = self.parameters(split)
         ranks = np.where(self.l.zero_stage > 0, self.l.sharing_ranks, 1.0)
-        expert_ranks = np.where(self.l.zero_stage > 0, np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0), 1.0)
+        expert_ranks = np.where(self.l.zero_stage > 0, np.maximum(self.dp * self.cp * self.tp / self.expert_ranks, 1.0), 1.0)
         owned = shared / ranks + experts / expert_ranks
         assumed = sw.OPTIMIZER_BYTES * owned + sw.STEP_BYTES * (shared + experts)
         update = np.asarray(self.q.update_bytes)

@@ -86,7 +86,7 @@ def sizes_of(precision: str) -> Sizes:
 class Visit:
     """The tokens that visit experts on other ranks when one layer runs one micro-batch, and those of others that visit this rank."""
 
-    sent: int  # rows that this rank sends: a token counts once for each other rank that has experts for it
+    sent: int  # rows that this rank sends: a token counts once for each other rank that has experts for it, or parts of them
     received: int
 
 
@@ -241,20 +241,20 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
 def expert_flows(step: Step) -> Iterator[Flow]:
     """Expert parallelism: how many rows go where, the rows with their weights and experts, and what experts make of them.
 
-    The backward pass sends the gradients of each the other way. Recomputing a layer repeats the forward, except for what comes back, which
-    no gradient needs.
+    A row goes to every rank that has a part of one of its experts. The backward pass sends the gradients of each the other way. Recomputing
+    a layer repeats the forward, except for what comes back, which no gradient needs.
     """
-    experts, ep = step.model.experts, step.layout.ep
+    experts, ranks = step.model.experts, step.layout.expert_ranks
     if experts is None:
         return
     visits = step.visits or even_visits(step)
     again, hidden, label = step.layout.recompute == "full", step.model.hidden * step.sizes.activation, 2 * experts.num_active * FP32_BYTES
 
     def flow(what: str, rows: int, row_bytes: int, count: int = 1) -> Flow:
-        return Flow(axis="ep", what=what, kind=EXCHANGE, num_ranks=ep, payload_bytes=rows * row_bytes, count=count)
+        return Flow(axis="ep", what=what, kind=EXCHANGE, num_ranks=ranks, payload_bytes=rows * row_bytes, count=count)
 
-    numbers = 2 * ep * INT64_BYTES
-    yield Flow(axis="ep", what="numbers of rows", kind=SWITCH, num_ranks=ep, payload_bytes=numbers, count=len(visits) * (1 + again))
+    numbers = 2 * ranks * INT64_BYTES
+    yield Flow(axis="ep", what="numbers of rows", kind=SWITCH, num_ranks=ranks, payload_bytes=numbers, count=len(visits) * (1 + again))
     for visit in visits:
         yield flow("weights and experts", visit.sent, label, 1 + again)
         yield flow("tokens", visit.sent, hidden, 1 + again)
@@ -270,7 +270,7 @@ def even_visits(step: Step) -> tuple[Visit, ...]:
     assert experts is not None, "only tokens of a model with experts visit them"
     elsewhere = experts.num_experts - experts.num_experts // layout.ep
     missed = math.comb(elsewhere, experts.num_active) / math.comb(experts.num_experts, experts.num_active)  # tokens that pass a rank by
-    rows = round(step.tokens / layout.tp * (layout.ep - 1) * (1 - missed))
+    rows = round(step.tokens / layout.tp * (layout.expert_ranks - 1) * (1 - missed))
     return (Visit(rows, rows),) * (step.num_expert_layers * step.num_micro_batches)
 
 
@@ -407,7 +407,7 @@ def num_same(layout: Layout) -> int:
 
 def num_same_experts(model: Model, layout: Layout) -> int:
     """Ranks that hold the same routed experts; 1 if there are none."""
-    return layout.dp * layout.cp * layout.tp // layout.ep if model.experts else 1
+    return layout.dp * layout.cp * layout.tp // layout.expert_ranks if model.experts else 1
 
 
 def num_sharing(layout: Layout) -> int:

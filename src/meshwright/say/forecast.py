@@ -192,8 +192,14 @@ def _axes(forecast: Forecast) -> Iterator[tuple[str, str, str, str]]:
         over = ranks_of(axis, layout)
         if tiers := spanned(over, cluster, forecast.placement):
             yield " x ".join(over), " x ".join(map(str, over.values())), " + ".join(tiers), seconds(forecast.parts[f"exposed_{axis}"])
-    if layout.ep > 1:
-        yield "ep", f"{layout.ep}", " + ".join(forecast.placement.get("ep", ())), seconds(forecast.parts["exposed_ep"])
+    if layout.expert_ranks > 1:
+        of_each = layout.etp > 1
+        yield (
+            "ep x etp" if of_each else "ep",
+            f"{layout.ep} x {layout.etp}" if of_each else f"{layout.ep}",
+            " + ".join(forecast.placement.get("ep", ())),
+            seconds(forecast.parts["exposed_ep"]),
+        )
 
 
 def _memory(forecast: Forecast) -> Iterator[tuple[str, ...]]:

@@ -153,7 +153,7 @@ def _columns(found: Planned) -> tuple[str, ...]:
 
 def _degrees(found: Planned) -> dict[str, str]:
     """Columns of the layout's numbers, under their short names; those that are 1 in all plans are left out, except the axes."""
-    names = {**{axis: axis for axis in AXES}, "vp": "vp", "ep": "ep", "mbs": "micro_batch"}
+    names = {**{axis: axis for axis in AXES}, "vp": "vp", "ep": "ep", "etp": "etp", "mbs": "micro_batch"}
     shown = (*AXES, "vp", "mbs")
     return {name: key for name, key in names.items() if name in shown or any(getattr(one.layout, key) > 1 for one in found.forecasts)}
 

@@ -66,6 +66,11 @@ def test_a_shell_reads_the_same_words(planned, tmp_path):
     assert read.stdout.splitlines() == words(plan)
 
 
+def test_experts_that_are_divided(planned):
+    found = pairs(planned("tp=4,ep=8,etp=2,dp=16", model="deepseek-v3", machine="gb200-nvl72-ndr"))
+    assert (found["--expert-model-parallel-size"], found["--expert-tensor-parallel-size"]) == ("8", "2")
+
+
 def test_experts_and_latent_attention(planned):
     found = pairs(planned("tp=4,ep=8,dp=16", model="deepseek-v3", machine="gb200-nvl72-ndr"))
     wanted = {

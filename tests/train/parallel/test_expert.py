@@ -6,7 +6,7 @@ from on_experts import here_and_there
 from ranks import Pools
 
 from meshwright.train.kernels.routes import NOWHERE
-from meshwright.train.parallel.expert import once
+from meshwright.train.parallel.expert import in_parts, once
 
 CASES = {
     "tokens visit experts of several ranks": [[[0, 4, 5], [7, 1, 2]], [[3, 2, 6]]],
@@ -30,3 +30,9 @@ def test_experts_on_other_ranks_do_what_experts_here_do(choices: list[list[list[
 def test_a_token_is_sent_once_to_a_rank() -> None:
     ranks = torch.tensor([[1, 1, 0], [2, 0, 2], [NOWHERE, 1, NOWHERE]])
     assert once(ranks).tolist() == [[1, NOWHERE, 0], [2, 0, NOWHERE], [NOWHERE, 1, NOWHERE]]
+
+
+def test_a_token_is_sent_to_every_part_of_an_expert() -> None:
+    places = torch.tensor([[1, NOWHERE], [0, 2]])
+    assert in_parts(places, 2).tolist() == [[2, 3, NOWHERE, NOWHERE], [0, 1, 4, 5]]
+    assert in_parts(places, 1).tolist() == places.tolist()

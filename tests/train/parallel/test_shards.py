@@ -88,7 +88,7 @@ def test_padding_of_a_table_is_no_piece_of_it(vocab_size: int, tp: int, held: li
         )
         split(chunk, axis)
         rows = chunk.embed.weight.shape[0]
-        cuts = cuts_of(chunk, axis, axis)["embed.weight"]
+        cuts = cuts_of(chunk, axis, axis, 1)["embed.weight"]
         assert rows == model.vocab_rows(tp) == sum(cut.local[0] for cut in cuts)
         assert has_padding(cuts) == (num_rows < rows)
         spans = tuple(spans_of(cuts, 0, rows * model.hidden, 0))

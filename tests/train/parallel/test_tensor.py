@@ -78,7 +78,7 @@ def test_ranks_beyond_the_key_value_heads_hold_copies(tp: int, starts: list[int]
         with torch.device("meta"):
             chunk = Transformer(few)
         split(chunk, axis)
-        query, key, value = cuts_of(chunk, axis, axis)["layers.0.attention.qkv.weight"]
+        query, key, value = cuts_of(chunk, axis, axis, 1)["layers.0.attention.qkv.weight"]
         assert (query.shape, key.shape, value.shape) == ((72, 32), (24, 32), (24, 32))
         assert query.start == (72 // tp * index, 0) and key.start == value.start
         assert key.local == (max(24 // tp, 6), 32)

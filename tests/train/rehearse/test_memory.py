@@ -79,7 +79,15 @@ def test_gradients_of_zero_3_are_there_once() -> None:
 @pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK], ids=lambda model: model.name)
 @pytest.mark.parametrize(
     "text",
-    ["ep=2,dp=2,zero=0", "ep=2,dp=4,zero=1", "ep=2,dp=2,tp=2,zero=1", "ep=4,dp=2,tp=2,zero=1", "ep=2,pp=2,dp=2,zero=1", *SUMS_ALONE],
+    [
+        "ep=2,dp=2,zero=0",
+        "ep=2,dp=4,zero=1",
+        "ep=2,dp=2,tp=2,zero=1",
+        "ep=4,dp=2,tp=2,zero=1",
+        "ep=2,pp=2,dp=2,zero=1",
+        "ep=2,etp=2,dp=4,zero=1",
+        *SUMS_ALONE,
+    ],
 )
 def test_states_of_experts_are_those_of_the_footprint(text: str, model: Model, pools: Pools) -> None:
     part = replace(part_of(text, "fp32"), model=model)

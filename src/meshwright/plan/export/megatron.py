@@ -156,7 +156,7 @@ def _axes(plan: Plan) -> Group:
     ]
     made += [("--sequence-parallel",)] if layout.tp > 1 else []
     if plan.model.experts:
-        made += [("--expert-model-parallel-size", str(layout.ep)), ("--expert-tensor-parallel-size", "1")]
+        made += [("--expert-model-parallel-size", str(layout.ep)), ("--expert-tensor-parallel-size", str(layout.etp))]
     where = "; ".join(f"{axis} crosses {' and '.join(tiers)}" for axis, tiers in plan.placement.items())
     return Group(f"Degrees; data parallelism takes the other {layout.dp}. {where or 'One accelerator'}.", tuple(made))
 

@@ -101,7 +101,7 @@ def _model(plan: Plan) -> Section:
     if layout.cp > 1:
         made["cp_comm_type"] = CP_COMM_TYPE[layout.cp_kind]
     if plan.model.experts:
-        made |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
+        made |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": layout.etp}
     elif megatron.stand_in_degree(plan):
         made["expert_tensor_parallel_size"] = megatron.stand_in_degree(plan)
     return made | _recompute(plan) | _graphs(plan)

@@ -123,7 +123,7 @@ def _parallelism(plan: Plan) -> Section:
         "enable_async_tensor_parallel": overlaps_tp(layout, plan.cluster),
     }
     if plan.model.experts:
-        made |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": 1}
+        made |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.etp}
     if layout.cp > 1:
         made["context_parallel_rotate_method"] = ROTATION[layout.cp_kind]
     return made | (_pipeline(plan) if layout.pp > 1 else {})

@@ -48,6 +48,13 @@ DEEPSPEED = Stack(
             forbids=lambda _, rows: (rows.pp > 1) & (rows.cp > 1),
         ),
         Rule(
+            what="has no degree by which single experts are divided over ranks, and etp is {layout.etp}",
+            where="layout.etp",
+            fix="plan with etp=1",
+            source="DeepSpeed configuration, expert_parallel: autoep_size alone",
+            forbids=lambda _, rows: rows.etp > 1,
+        ),
+        Rule(
             what="has no automatic tensor parallelism with ZeRO 3",
             where="layout.zero",
             fix="plan with zero=2 or less, or tp=1",

@@ -38,7 +38,7 @@ def _sharded_pipeline(_: Asked, rows: Layouts) -> Mask:
 
 def maps_replicas_last(asked: Asked, rows: Layouts) -> Mask:
     """Where ranks can be numbered with dp outermost: with pp > 1 only where the experts' data-parallel degree is that of other weights."""
-    able = np.ones(len(rows), dtype=bool) if not asked.model.experts else (rows.cp * rows.tp == rows.ep)
+    able = np.ones(len(rows), dtype=bool) if not asked.model.experts else (rows.cp * rows.tp == rows.expert_ranks)
     return np.asarray((rows.pp == 1) | (able & (rows.zero_stage < 2)))
 
 
@@ -80,7 +80,7 @@ RULES = (
         is_near=True,
     ),
     Rule(
-        what="puts dp outermost only where the experts' data-parallel degree is that of the other weights (ep = tp x cp) and without "
+        what="puts dp outermost only where the experts' data-parallel degree is that of the other weights (ep x etp = tp x cp) and without "
         "Megatron-FSDP: start it with the rank file of kind `rankfile-pp-last`, or the axes land on other tiers than planned",
         where="layout.order",
         fix="plan with order=tp-cp-dp-pp",

@@ -34,7 +34,9 @@ SIDES: Mapping[str, Sides] = {
     "the width of the queries on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
     "the width of the keys on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
     "the width of the MLP on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
-    "the width of an expert": lambda asked, rows: np.full(len(rows), asked.model.experts.hidden if asked.model.experts else FP8_MULTIPLE),
+    "the width of an expert": lambda asked, rows: (
+        asked.model.experts.hidden // rows.etp if asked.model.experts else np.full(len(rows), FP8_MULTIPLE)
+    ),
     "the common divisor of the ranks of latent attention": lambda asked, rows: np.full(len(rows), _latent_divisor(asked.model)),
     "the size of the vocabulary on a rank": lambda asked, rows: -(-asked.model.vocab_size // rows.tp),
     "the number of tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
@@ -90,6 +92,7 @@ MESHWRIGHT = Stack(
     title="the trainer",
     software=MESHWRIGHT_CLASS,
     switches={"overlap_tp": False, "cuda_graphs": False},
+    divides_experts=True,
     job_rules=(
         *(
             JobRule(

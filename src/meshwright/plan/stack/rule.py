@@ -75,6 +75,7 @@ class Stack:
     orders: tuple[Order, ...] = ORDERS  # in which it numbers ranks without a rank file
     switches: Mapping[str, bool] = field(default_factory=dict)  # switches of a layout that cannot be changed in this stack
     overlaps_single_chunks: bool = True  # whether it overlaps pipeline messages also with one chunk per stage
+    divides_experts: bool = False  # whether a search for it divides single experts over ranks
     captures_recomputed: bool = True  # whether fully recomputed layers can be in CUDA graphs
     job_rules: tuple[JobRule, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -98,6 +99,7 @@ class Stack:
         """The features with only the choices that the stack has."""
         kept = {key: tuple(one for one in getattr(features, key) if one in getattr(self, key)) for key in CHOICES}
         changes: dict[str, Any] = {**{key: able for key, able in kept.items() if able}, **self.switches}
+        changes["divides_experts"] = self.divides_experts
         return replace(features, **changes)
 
     def settled(self, rows: Layouts, fixed: Collection[str] = ()) -> Layouts:

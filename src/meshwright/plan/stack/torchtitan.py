@@ -189,6 +189,13 @@ TORCHTITAN = Stack(
             is_near=True,
         ),
         Rule(
+            what="divides each expert over all tensor ranks or over none, and etp is {layout.etp} with tp={layout.tp}",
+            where="layout.etp",
+            fix="plan with etp=1, or with etp equal to tp",
+            source="torchtitan/config/job_config.py: expert_tensor_parallel_degree",
+            forbids=lambda _, rows: (rows.etp > 1) & (rows.etp != rows.tp),
+        ),
+        Rule(
             what="needs its degrees of replication and of sharding set by hand for states shared by {layout.zero_ranks} ranks",
             where="layout.zero_ranks",
             fix="plan without zero_ranks",

@@ -21,6 +21,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "pp": ("#7a45d6", "#b594ff"),
     "dp": ("#c2570c", "#ff9a4d"),
     "ep": ("#b52a7f", "#ff7cc4"),
+    "etp": ("#b52a7f", "#ff7cc4"),
     "compute": ("#5b6b82", "#8393ab"),
     "bubble": ("#b4bcc8", "#525c6b"),
     "optimizer": ("#8a6d3b", "#c9a765"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from meshwright.layout import AXES
 from meshwright.plan.explain import Explanation, explain
 from meshwright.plan.noise import plan_noise
 from meshwright.plan.plan import VERSION, plan_of
@@ -76,7 +77,7 @@ def _header(forecast: Forecast) -> Html:
 def _chips(forecast: Forecast) -> Html:
     """The layout: a chip for each axis in its colour, then the other choices."""
     layout = forecast.layout
-    degrees = [(axis, getattr(layout, axis)) for axis in ("tp", "cp", "pp", "dp", "ep") if axis != "ep" or layout.ep > 1]
+    degrees = [(axis, getattr(layout, axis)) for axis in (*AXES, "ep", "etp") if axis in AXES or getattr(layout, axis) > 1]
     axes = (tag("span", f"{axis} {degree}", class_="chip axis", style=f"background:{var(axis)}") for axis, degree in degrees)
     return tag("p", axes, (tag("span", words, class_="chip") for words in _choices(forecast)), class_="chips", aria_label="layout")
 

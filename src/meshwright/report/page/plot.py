@@ -57,7 +57,7 @@ def _heading(forecast: Forecast) -> Html:
     size = min(40.0, (WIDTH - 2 * MARGIN) / (0.58 * max(len(name), 1)))
     drawn = [_text(name, MARGIN, 92.0, size, weight=700)]
     x = MARGIN
-    for axis in ("tp", "cp", "pp", "dp", "ep"):
+    for axis in ("tp", "cp", "pp", "dp", "ep", "etp"):
         degree = getattr(forecast.layout, axis)
         if degree > 1:
             words = f"{axis} {degree}"

@@ -255,7 +255,8 @@ def _notes(rack: Rack) -> Iterator[str]:
         yield f"Drawn: {len(rack.domains)} of {count:,} {inner.name}s, the first that hold replica 0."
     if inner.num_installed > MAX_CELLS:
         yield f"Drawn: the first {MAX_CELLS} of the {inner.num_installed:,} accelerators of a {inner.name}."
-    if plan.layout.ep > 1:
+    if plan.layout.expert_ranks > 1:
         crossed = " and ".join(f"the {tier}" for tier in tiers_of(plan.layout, plan.cluster).get("ep", ()))
         own = "they take no accelerators of their own"
-        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; {own}. Their traffic goes through {crossed}."
+        degrees = f"ep {plan.layout.ep}" + (f", etp {plan.layout.etp}" if plan.layout.etp > 1 else "")
+        yield f"Experts ({degrees}) are laid over the ranks of dp, cp and tp; {own}. Their traffic goes through {crossed}."

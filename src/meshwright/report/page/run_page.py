@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from meshwright.layout import AXES
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.report.compare import differences, differing, same_loss, simulated_beside
 from meshwright.report.facts import RunFacts
@@ -60,7 +61,7 @@ def _chips(facts: RunFacts) -> Html:
     if facts.plan is None:
         return Html("")
     layout, workload = facts.plan.layout, facts.plan.workload
-    degrees = [(axis, getattr(layout, axis)) for axis in ("tp", "cp", "pp", "dp", "ep") if axis != "ep" or layout.ep > 1]
+    degrees = [(axis, getattr(layout, axis)) for axis in (*AXES, "ep", "etp") if axis in AXES or getattr(layout, axis) > 1]
     axes = (tag("span", f"{axis} {degree}", class_="chip axis", style=f"background:{var(axis)}") for axis, degree in degrees)
     rest = (
         f"{facts.batch:,} samples per step",

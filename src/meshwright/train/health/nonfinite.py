@@ -114,8 +114,10 @@ class Looker:
         return lambda gradient: self._look(gradient, BACKWARD, place, what)
 
     def _weight_gradient(self, name: str, model: Model, place: int) -> Callable[[Tensor], None]:
+        layout = self.replica.mesh.layout
+
         def look(gradient: Tensor) -> None:
-            for tensor, part in views_of(name, gradient, model, model.key_copies(self.replica.mesh.layout.tp)):
+            for tensor, part in views_of(name, gradient, model, model.key_copies(layout.tp), layout.etp):
                 self._look(part, BACKWARD, place, f"the gradient of {tensor}")
 
         return look

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshwright.describe.model import Model
@@ -31,11 +32,18 @@ def is_routed(name: str) -> bool:
     return PART in name
 
 
-def expert_tensors(name: str, held: Tensor, model: Model) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a parameter of routed experts holds, each as a view [experts, ...] of its entries."""
+def expert_dim(tensor: str) -> int:
+    """The dimension of a tensor of routed experts along which ranks divide each expert: its columns, and those of the second bias."""
+    return 2 if tensor.endswith(".down.weight") else 1
+
+
+def expert_tensors(name: str, held: Tensor, model: Model, etp: int = 1) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a parameter of routed experts holds, each as a view [experts, ...] of its entries; `etp` ranks divide an expert."""
     assert model.experts is not None, "only a mixture of experts has such parameters"
     before, layer, kind = name.rsplit(".", 2)
-    parts, width = (("gate", "up"), model.experts.hidden) if layer == "gate_up" else ((layer,), model.hidden)
+    parts, width = (("gate", "up"), model.experts.hidden // etp) if layer == "gate_up" else ((layer,), model.hidden)
+    if (layer, kind) == ("down", "bias"):
+        width //= etp
     views = held.view(-1, len(parts), width, *held.shape[1:]).unbind(1)
     yield from ((f"{before}.{part}.{kind}", view) for part, view in zip(parts, views, strict=True))
 
@@ -48,8 +56,23 @@ class RoutedExperts(nn.Module):
         experts = model.experts
         assert experts is not None, "a model without experts has none to build"
         self.limit = experts.activation_limit
+        self.first_bias = 0  # the column of the first of an expert's last biases here; other parts of the expert have the others
         self.gate_up = GroupedLinear(experts.num_experts, model.hidden, 2 * experts.hidden, bias=model.biases)
         self.down = GroupedLinear(experts.num_experts, experts.hidden, model.hidden, bias=model.biases)
+
+    def narrow(self, num_held: int, etp: int, part: int) -> None:
+        """Reduce the experts (still without storage) to so many, and each to one of `etp` parts of its columns.
+
+        The outputs of all parts together are those of the expert: each adds its part of the second bias.
+        """
+        width, hidden = self.down.weight.shape[1] // etp, self.down.num_out
+        self.gate_up.num_out //= etp
+        self.first_bias = part * (hidden // etp)
+        shapes = {"gate_up.weight": (2 * width, hidden), "gate_up.bias": (2 * width,)}
+        shapes |= {"down.weight": (hidden, width), "down.bias": (hidden // etp,)}
+        for name, parameter in self.named_parameters():
+            rows, *columns = shapes[name]
+            parameter.data = parameter.data.new_empty((num_held * rows, *columns))
 
     @property
     def num_held(self) -> int:
@@ -69,10 +92,12 @@ class RoutedExperts(nn.Module):
         return made if self.down.bias is None else made + self.weighted_biases(self.down.bias, choice).to(made.dtype)
 
     def weighted_biases(self, bias: Tensor, choice: Choice) -> Tensor:
-        """For every row the last biases of its experts times their weights, in fp32."""
+        """For every row the last biases of its experts times their weights, in fp32; zeros where other parts of an expert have them."""
         weights = choice.weights.new_zeros(len(choice.weights), self.num_held)
         weights = weights.scatter_add(1, choice.experts.clamp(min=0), choice.weights)
-        return weights @ bias.view(self.num_held, -1).to(weights.dtype)
+        held = weights @ bias.view(self.num_held, -1).to(weights.dtype)
+        after = self.down.num_out - self.first_bias - held.shape[1]
+        return F.pad(held, (self.first_bias, after)) if held.shape[1] < self.down.num_out else held
 
 
 def visit(rows: Tensor, choice: Choice, experts: RoutedExperts) -> Tensor:

@@ -170,10 +170,10 @@ def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str,
     return ((name, 1),)
 
 
-def views_of(name: str, held: Tensor, model: Model, key_copies: int = 1) -> Iterator[tuple[str, Tensor]]:
+def views_of(name: str, held: Tensor, model: Model, key_copies: int = 1, etp: int = 1) -> Iterator[tuple[str, Tensor]]:
     """The tensors that the parameter `name`, or a tensor of the same shape, holds, each with its name."""
     if is_routed(name):
-        yield from expert_tensors(name, held, model)
+        yield from expert_tensors(name, held, model, etp)
         return
     tensors = tensors_in(name, model, key_copies)
     unit = held.shape[0] // sum(share for _, share in tensors)

@@ -18,7 +18,7 @@ class Alone:
     loss_scale = 1.0
 
     def __init__(self, chunk: Transformer, mesh: Mesh, numbers: Numbers) -> None:
-        cuts = cuts_of(chunk, mesh.tp, mesh.ep)
+        cuts = cuts_of(chunk, mesh.tp, mesh.ep, mesh.layout.etp)
         self.parameters: list[nn.Parameter] = []
         self.shards: list[Shard] = []
         for name, old in list(chunk.trained_parameters()):

@@ -54,8 +54,9 @@ def deal_refusal(layout: Layout, deal: Deal) -> str:
         return "every replica needs a micro-batch"
     if layout.zero_stage > 1 and layout.dp > 1 and len(set(deal)) > 1:
         return f"ZeRO {layout.zero_stage} exchanges gradients or weights for every micro-batch, so all replicas need equally many"
-    if layout.ep > 1 and layout.dp > 1 and len(set(deal)) > 1:
-        return f"the {layout.ep} ranks that share out experts exchange tokens in every micro-batch, so all replicas need equally many"
+    if layout.expert_ranks > 1 and layout.dp > 1 and len(set(deal)) > 1:
+        sharing = f"the {layout.expert_ranks} ranks that share out experts"
+        return f"{sharing} exchange tokens in every micro-batch, so all replicas need equally many"
     return ""
 
 

@@ -72,7 +72,7 @@ class DataParallel:
         self.takes = True  # gradients of a trial are dropped
         self.own: list[Tensor] = []  # `measures_of` this rank's buckets before they are summed
         self.landed: Tensor | None = None  # sum of what this rank received
-        cuts = cuts_of(chunk, mesh.tp, mesh.ep)
+        cuts = cuts_of(chunk, mesh.tp, mesh.ep, mesh.layout.etp)
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
         ]

@@ -3,6 +3,11 @@
 The group consists of ranks of one pipeline stage, whichever of dp, cp and tp they differ in: each has other tokens. A token is sent once to
 a rank, however many of its experts are there. That rank adds up what its experts make of the token, with the token's weights, and
 sends back one row. How many rows go where is known only once tokens have chosen, so the host waits for these numbers, once for each layer.
+
+With etp > 1, neighbours in the group have parts of the same experts. A token is sent to all of them, and what returns from them is added up
+like what different experts made of it.
+
+While tokens are on their way, a layer computes its shared experts; its backward pass does so while the gradients of tokens are.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import torch
 from torch import Tensor
 
 from meshwright.train.kernels.routes import NOWHERE, collected, routes_to, spread
-from meshwright.train.model.experts import ExpertLayer, RoutedExperts, is_routed, visit
+from meshwright.train.model.experts import ExpertLayer, RoutedExperts, visit
 from meshwright.train.model.router import Choice
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, RowExchange
@@ -22,15 +27,14 @@ from meshwright.train.parallel.mesh import Mesh
 
 def split(chunk: Transformer, mesh: Mesh) -> None:
     """Reduce the experts of a chunk (still without storage) to those of this rank, and connect the axes to the ports."""
-    for name, parameter in chunk.named_parameters():
-        if is_routed(name):
-            parameter.data = parameter.data.new_empty((parameter.shape[0] // mesh.ep.size, *parameter.shape[1:]))
+    ep, etp = mesh.layout.ep, mesh.layout.etp
     for module in chunk.modules():
         if isinstance(module, ExpertLayer):
+            module.experts.narrow(module.experts.num_held // ep, etp, mesh.ep.index % etp)
             module.router.num_parts = mesh.tp.size * mesh.cp.size
             module.router.add_parts = SequenceSum(mesh.tp, mesh.cp)
             if mesh.ep.size > 1:
-                module.visit = Visit(mesh.ep)
+                module.visit = Visit(mesh.ep, etp)
 
 
 class SequenceSum:
@@ -49,20 +53,20 @@ class SequenceSum:
 class Visit:
     """Sends tokens to the ranks of their experts; the function that is returned waits for them, and gives what comes back."""
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis = axis
+    def __init__(self, axis: Axis, etp: int = 1) -> None:
+        self.axis, self.etp = axis, etp
 
     def __call__(self, rows: Tensor, choice: Choice, experts: RoutedExperts) -> Callable[[], Tensor]:
-        axis, num_held = self.axis, experts.num_held
-        ranks = torch.where(choice.experts == NOWHERE, NOWHERE, choice.experts // num_held)
-        leaving = routes_to(once(ranks), axis.size, ranks.numel())
-        visits = torch.zeros_like(leaving.counts).scatter_add_(0, ranks.clamp(min=0).flatten(), (ranks != NOWHERE).long().flatten())
-        numbers = torch.stack((leaving.counts, visits), dim=1)
+        axis, etp, num_held = self.axis, self.etp, experts.num_held
+        places = torch.where(choice.experts == NOWHERE, NOWHERE, choice.experts // num_held)  # each of `etp` ranks
+        leaving = routes_to(in_parts(once(places), etp), axis.size, places.numel() * etp)
+        visits = places.new_zeros(axis.size // etp).scatter_add_(0, places.clamp(min=0).flatten(), (places != NOWHERE).long().flatten())
+        numbers = torch.stack((leaving.counts, visits.repeat_interleave(etp)), dim=1)
         coming = axis.all_to_all(numbers)
         sent, received, num_visits = _on_host(leaving.counts, coming)
         leaving = leaving.first(sum(sent))
-        there = torch.arange(axis.size, device=rows.device).repeat_interleave(leaving.counts, output_size=sum(sent))
-        is_there = ranks[leaving.rows] == there[:, None]
+        there = (torch.arange(axis.size, device=rows.device) // etp).repeat_interleave(leaving.counts, output_size=sum(sent))
+        is_there = places[leaving.rows] == there[:, None]
         local = torch.where(is_there, choice.experts[leaving.rows] - there[:, None] * num_held, NOWHERE)
         weights = torch.where(is_there, spread(choice.weights, leaving), 0.0)
         labelling, going = RowExchange(axis, sent, received), RowExchange(axis, sent, received)
@@ -79,11 +83,17 @@ class Visit:
         return end
 
 
-def once(ranks: Tensor) -> Tensor:
-    """The ranks that a token is sent to, each once; [tokens, active]."""
-    earlier = torch.ones(ranks.shape[1], ranks.shape[1], dtype=torch.bool, device=ranks.device).tril(-1)
-    repeats = (ranks[:, :, None] == ranks[:, None, :]) & earlier
-    return torch.where(repeats.any(-1), NOWHERE, ranks)
+def once(places: Tensor) -> Tensor:
+    """The places that a token is sent to, each once; [tokens, active]."""
+    earlier = torch.ones(places.shape[1], places.shape[1], dtype=torch.bool, device=places.device).tril(-1)
+    repeats = (places[:, :, None] == places[:, None, :]) & earlier
+    return torch.where(repeats.any(-1), NOWHERE, places)
+
+
+def in_parts(places: Tensor, etp: int) -> Tensor:
+    """The ranks of such places, `etp` neighbours each; [tokens, active x etp]."""
+    ranks = places[..., None] * etp + torch.arange(etp, device=places.device)
+    return torch.where(places[..., None] == NOWHERE, NOWHERE, ranks).flatten(1)
 
 
 def _on_host(leaving: Tensor, coming: Tensor) -> tuple[list[int], list[int], int]:

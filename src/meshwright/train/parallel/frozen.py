@@ -45,7 +45,7 @@ class Frozen:
 
     def __init__(self, chunk: Transformer, mesh: Mesh, numbers: Numbers, base: str) -> None:
         self.mesh = mesh
-        cuts = cuts_of(chunk, mesh.tp, mesh.ep)
+        cuts = cuts_of(chunk, mesh.tp, mesh.ep, mesh.layout.etp)
         self.few: list[tuple[FewBits, Sequence[Cut]]] = []
         self.plain: list[tuple[Tensor, list[Span]]] = []
         if base in KINDS:

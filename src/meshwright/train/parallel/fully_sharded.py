@@ -29,7 +29,7 @@ class FullySharded:
         for parameter in chunk.parameters():
             parameter.data = parameter.data.to(numbers.state if parameter.requires_grad else numbers.compute)
         shapes = {name: parameter.shape for name, parameter in chunk.named_parameters()}
-        cuts = cuts_of(chunk, mesh.tp, mesh.ep)
+        cuts = cuts_of(chunk, mesh.tp, mesh.ep, mesh.layout.etp)
         for module in experts_of(chunk):
             unit = fully_shard(module, mesh=mesh.expert_replicas.device_mesh(mesh.rank), mp_policy=policy, reshard_after_forward=True)
             book_waits(unit, mesh.expert_replicas.shard)

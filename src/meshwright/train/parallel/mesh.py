@@ -61,7 +61,7 @@ class Mesh:
     cp: Axis
     pp: Axis
     dp: Axis
-    ep: Axis  # over the ranks of a stage that share out the experts
+    ep: Axis  # over the ranks of a stage that share out the experts: ep x etp of them, those with parts of the same experts side by side
     replicas: Replicas  # of all weights but those of routed experts: data and context parallel ranks
     expert_replicas: Replicas  # of routed experts: all ranks of a stage that hold the same of them
     timer: Timer
@@ -141,7 +141,7 @@ def make_mesh(
     axes["dp"] = maker.axis("dp", maker.along("dp"), exchanges=False)  # `replicas` do
     replicas = maker.replicas(replica_grid(layout))
     axes["ep"] = maker.axis("ep", expert_groups(layout), exchanges=has_experts)
-    own_grid = has_experts and layout.tp * layout.ep > 1
+    own_grid = has_experts and layout.tp * layout.expert_ranks > 1
     expert_replicas = maker.replicas(expert_replica_grid(layout), "of experts") if own_grid else replicas
     lanes = maker.lanes(ends_meet) if makes_lanes else {}
     same_keys = maker.axis("tp", same_key_groups(layout, key_copies), what="same keys") if key_copies > 1 else None
@@ -268,22 +268,22 @@ def replica_grid(layout: Layout) -> torch.Tensor:
 
 
 def expert_groups(layout: Layout) -> list[list[int]]:
-    """Disjoint groups of all ranks that share out the experts: `ep` ranks of one stage, neighbours in the order of their numbers."""
-    groups: list[list[int]] = _stage_grid(layout).reshape(-1, layout.ep).tolist()
+    """Disjoint groups of all ranks that share out the experts: ep x etp ranks of one stage, neighbours in the order of their numbers."""
+    groups: list[list[int]] = _stage_grid(layout).reshape(-1, layout.expert_ranks).tolist()
     return groups
 
 
 def expert_replica_grid(layout: Layout) -> torch.Tensor:
     """Ranks by (stage and position in a group of experts, group of ranks that share a state, position in it).
 
-    All ranks of a stage at one position hold the same experts, whichever of dp, cp and tp they differ in. As many of them share a state as
-    for the other weights, or as many as divide both, or all of them.
+    All ranks of a stage at one position hold the same experts, or the same parts of them, whichever of dp, cp and tp they differ in. As
+    many of them share a state as for the other weights, or as many as divide both, or all of them.
     """
-    num_same = layout.dp * layout.cp * layout.tp // layout.ep
+    num_same = layout.dp * layout.cp * layout.tp // layout.expert_ranks
     shared = math.gcd(num_same, layout.zero_ranks) if layout.zero_stage and layout.zero_ranks else num_same
     num_shards = shared if shared > 1 or layout.zero_ranks == 1 else num_same
-    columns = _stage_grid(layout).reshape(layout.pp, num_same, layout.ep).transpose(1, 2)
-    return columns.reshape(layout.pp * layout.ep, num_same // num_shards, num_shards)
+    columns = _stage_grid(layout).reshape(layout.pp, num_same, layout.expert_ranks).transpose(1, 2)
+    return columns.reshape(layout.pp * layout.expert_ranks, num_same // num_shards, num_shards)
 
 
 def _stage_grid(layout: Layout) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
-from meshwright.train.model.experts import expert_tensors, is_routed
+from meshwright.train.model.experts import expert_dim, expert_tensors, is_routed
 from meshwright.train.model.transformer import Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.tensor import TABLES, copies_of, cut_dim, num_entries
@@ -47,28 +47,31 @@ class Cut:
 Span = tuple[Cut, int, int, int]  # cut, first and last element of its part, start in the flat tensor
 
 
-def cuts_of(chunk: Transformer, axis: Axis, experts: Axis) -> dict[str, tuple[Cut, ...]]:
+def cuts_of(chunk: Transformer, axis: Axis, experts: Axis, etp: int) -> dict[str, tuple[Cut, ...]]:
     """The position in the whole model of each parameter of a chunk that is split over tensor ranks, or over ranks with experts, in order.
 
-    A tied head is the table of the embedding under another name, as is the copy for multi-token prediction.
+    `etp` neighbours among the ranks of `experts` have parts of the same experts. A tied head is the table of the embedding under another
+    name, as is the copy for multi-token prediction.
     """
     tied = {"next_embed.weight": "embed.weight"} | ({"head.weight": "embed.weight"} if chunk.model.tied_embeddings else {})
     return {
         name: tuple(
-            _expert_cuts(name, p, chunk.model, experts) if is_routed(name) else _cuts(tied.get(name, name), p.shape, chunk.model, axis)
+            _expert_cuts(name, p, chunk.model, experts, etp) if is_routed(name) else _cuts(tied.get(name, name), p.shape, chunk.model, axis)
         )
         for name, p in chunk.named_parameters()
     }
 
 
-def _expert_cuts(name: str, parameter: Tensor, model: Model, axis: Axis) -> Iterator[Cut]:
+def _expert_cuts(name: str, parameter: Tensor, model: Model, axis: Axis, etp: int) -> Iterator[Cut]:
     """This rank's experts, one after another, each with its part of every tensor that the parameter holds."""
-    parts = [(tensor, tuple(view.shape)) for tensor, view in expert_tensors(name, parameter, model)]
-    num_held = parts[0][1][0]
+    parts = [(tensor, tuple(view.shape)) for tensor, view in expert_tensors(name, parameter, model, etp)]
+    num_held, (place, part) = parts[0][1][0], divmod(axis.index, etp)
     for expert in range(num_held):
-        for tensor, (_, *shape) in parts:
-            start = (axis.index * num_held + expert, *(0 for _ in shape))
-            yield Cut(name=tensor, shape=(axis.size * num_held, *shape), start=start, local=(1, *shape))
+        for tensor, (_, *local) in parts:
+            shape, start = [axis.size // etp * num_held, *local], [place * num_held + expert, *(0 for _ in local)]
+            dim = expert_dim(tensor)
+            shape[dim], start[dim] = etp * local[dim - 1], part * local[dim - 1]
+            yield Cut(name=tensor, shape=tuple(shape), start=tuple(start), local=(1, *local))
 
 
 def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator[Cut]:
