@@ -10,6 +10,7 @@ from parity import Steps, run_steps
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
+from meshwright.train.kernels.routes import NOWHERE
 from meshwright.train.model.experts import RoutedExperts, visit_here
 from meshwright.train.model.router import Choice
 from meshwright.train.parallel.expert import Visit
@@ -66,7 +67,7 @@ def _run(experts: torch.Tensor, rank: int, held: RoutedExperts, visit: object) -
     generator = torch.Generator().manual_seed(10 + rank)
     x = torch.randn(len(experts), MODEL.hidden, generator=generator).requires_grad_()
     weights = torch.rand(experts.shape, generator=generator).requires_grad_()
-    out = visit(x, Choice(experts, weights), held)()  # type: ignore[operator]
+    out = visit(x, Choice(experts, torch.where(experts == NOWHERE, 0.0, weights)), held)()  # type: ignore[operator]
     out.backward(torch.randn(out.shape, generator=generator))
     assert x.grad is not None and weights.grad is not None
     return {"out": out.detach(), "x": x.grad, "weights": weights.grad}
