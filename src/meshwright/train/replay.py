@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
 from meshwright.record.bad_nodes import read_bad_nodes, with_failed, write_bad_nodes
-from meshwright.train.health.gate import Gate, Guard, Trouble
+from meshwright.train.health.gate import Gate, Guard, Trouble, Unsound
 from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import TrainingJob
@@ -40,10 +40,6 @@ SKIPS_WITHIN = 1000  # steps in which the number of skipped batches is limited
 ROUNDING = {"cpu": 1e-6, "cuda": 1e-2}  # relative: by how much the numbers of a step differ when it is done again on sound hardware
 PEAK_ROUNDING = 0.5  # the usual peak moves with every attempt, by a few per cent
 LONGEST_HOST = 255  # bytes
-
-
-class Unsound(MeshwrightError):
-    """A step that cannot be applied. All ranks raise it."""
 
 
 class NotFinite(Unsound):

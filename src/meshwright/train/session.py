@@ -28,6 +28,7 @@ from meshwright.storage import Location
 from meshwright.train.checkpoint import CheckpointError, Manifest, Piece
 from meshwright.train.checks import check_job
 from meshwright.train.elastic.regroup import Regroup
+from meshwright.train.health.gate import Unsound
 from meshwright.train.health.limit import Limit
 from meshwright.train.health.port import port_watched
 from meshwright.train.health.recorder import Recorder, keep_calls
@@ -50,7 +51,6 @@ from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.storing import mirror_of, say_unstored
 from meshwright.train.record.tracer import Tracer
-from meshwright.train.replay import Unsound
 from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, read_state, restore, tensor_names
 

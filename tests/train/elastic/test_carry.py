@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from meshwright.layout import Layout
-from meshwright.train.elastic.carry import Carry, Choice, Keeping, Uncovered, choose
+from meshwright.train.elastic import carry as carry_module
+from meshwright.train.elastic.carry import Carry, Choice, Holding, Keeping, Uncovered, _level, choose
+from meshwright.train.loop import Progress
+from meshwright.train.sums import NUM_SUMS, StepResult
 
 ZERO_0 = Layout(dp=3, zero_stage=0)
 ZERO_1 = Layout(dp=3, zero_stage=1)
@@ -84,12 +90,79 @@ def test_the_generation_before_is_kept_until_all_ranks_have_copies_of_the_new_on
 
     copies.take = take
     carry = Carry()
-    before, now = MagicMock(), MagicMock()
+    before, now = MagicMock(generation=0), MagicMock(generation=1)
     carry.hold(before)
-    carry.hold(now)
+    carry.hold(now, 0)
     keeping = Keeping(carry=carry, copies=copies)
     assert keeping.after_step(MagicMock(step=6, samples=48)) == 0.5 and carry.holdings == [now, before]
     assert keeping.after_step(MagicMock(step=7, samples=56)) == 0.0 and carry.holdings == [now]
     assert keeping.after_step(MagicMock(step=8, samples=64)) == 0.5 and taken == [6, 8]
-    carry.hold(now)
+    carry.hold(now, 1)
     assert Keeping(carry=carry).after_step(MagicMock(step=9, samples=72)) == 0.0 and carry.holdings == [now]
+
+
+def test_the_generation_that_the_new_one_was_filled_from_is_kept() -> None:
+    """A generation that was lost before it had copies is not: the one before it is whole."""
+    carry = Carry()
+    first, lost, now = (MagicMock(generation=number) for number in range(3))
+    carry.hold(first)
+    carry.hold(lost, 0)
+    carry.hold(now, 0)
+    assert carry.holdings == [now, first]
+
+
+def levelled(step: int, *, is_cut: bool = False) -> Holding:
+    """What a rank has whose last sums are those of step 6, which it has made."""
+    replica = MagicMock(is_uncounted=False, is_cut=lambda: is_cut)
+    replica.workload.tokens_per_step = replica.workload.global_batch = 8
+    replica.sums.totals = torch.full((NUM_SUMS,), 6.0, dtype=torch.float64)
+
+    def update(result: StepResult, rate: float) -> None:
+        replica.is_uncounted = True
+
+    replica.update_shards.side_effect = update
+    return Holding(generation=4, replica=replica, progress=Progress(step=step, samples=8 * step), dp=3, index=1)
+
+
+def level(mine: Holding, rank: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Bring the ranks to one step, of which rank 0's sums are sevens; what went over the wire."""
+    said = [[holding(index, step)] for index, step in enumerate(steps)]
+    choice = choose(said, ZERO_0)
+    sent: list[float] = []
+
+    def broadcast(sums: torch.Tensor, giver: int) -> None:
+        if rank != giver:
+            sums.fill_(7.0)
+        sent.extend(sums.tolist())
+
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    assert choice is not None
+    _level(choice, mine, said, torch.device("cpu"))
+    return sent
+
+
+def test_a_rank_that_was_given_the_sums_of_a_step_gives_these_and_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = levelled(6)
+    level(mine, 1, [7, 6, 6], monkeypatch)
+    assert mine.progress.step == 7
+    assert level(mine, 1, [6, 7, 6], monkeypatch) == [7.0] * NUM_SUMS  # rank 0 has gone, and another has its number
+    mine.rest()
+    assert level(mine, 1, [6, 7, 6], monkeypatch) == [7.0] * NUM_SUMS
+
+
+def test_sums_that_may_not_have_arrived_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = levelled(6, is_cut=True)
+    with pytest.raises(RuntimeError, match="were cut"):
+        level(mine, 1, [7, 6, 6], monkeypatch)
+    assert mine.progress.step == 6 and mine.given is None and not mine.replica.update_shards.called  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_state_that_may_not_have_arrived_is_not_adopted(monkeypatch: pytest.MonkeyPatch, is_cut: bool) -> None:
+    mine = levelled(7, is_cut=is_cut)
+    mine.replica.mesh.dp.size, mine.replica.mesh.dp.index, mine.replica.mesh.dp.ranks = 2, 0, [0, 1]  # type: ignore[union-attr]
+    monkeypatch.setattr(carry_module, "moved", lambda *_: {1: []})
+    with pytest.raises(RuntimeError, match="were cut") if is_cut else nullcontext():
+        mine.adopt([1])
+    assert mine.adopted == ({} if is_cut else {1: []})

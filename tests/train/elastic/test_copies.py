@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest.mock import MagicMock, patch
+
 import pytest
 from on_elastic import copied
 from ranks import Pools
 from small_run import Small
 
 from meshwright.layout import Layout
-from meshwright.train.elastic.copies import has_second_copy, whole_groups
+from meshwright.train.elastic.copies import Copies, has_second_copy, whole_groups
 from meshwright.train.elastic.handover import MESSAGE_BYTES
 
 
@@ -40,3 +43,14 @@ def test_a_neighbour_has_the_same_bits(pools: Pools, small: Small, layout: str, 
     own = {index: digest for index, _, digest, _ in found}
     assert all(previous == own[before] for _, before, _, previous in found)
     assert len(set(own.values())) == len(found)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_copy_that_may_not_have_arrived_is_not_kept(is_cut: bool) -> None:
+    replica = MagicMock(is_cut=lambda: is_cut)
+    replica.mesh.dp.size, replica.mesh.dp.index, replica.mesh.dp.ranks = 2, 0, [0, 1]
+    copies = Copies(replica, every=1)
+    found = patch.multiple(copies, _introduced=lambda _: ([], []), _swapped=lambda *_: ([], []))
+    with found, pytest.raises(RuntimeError, match="were cut") if is_cut else nullcontext():
+        copies.take(3, 24)
+    assert [copy.step for copy in copies.kept] == ([] if is_cut else [3]) and copies.num_taken == (not is_cut)

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.layout import Layout
-from meshwright.train.elastic.member import Announcement, Member, abort_communicators, cut_connections
+from meshwright.train.elastic.member import CHANGE, GENERATION, Announcement, Member, abort_communicators, cut_connections
 
 
 def test_an_announcement_is_read_as_it_was_written() -> None:
@@ -60,3 +60,13 @@ def test_communicators_are_aborted_on_gpus_only(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: aborted.append(True))
     assert (abort_communicators(), aborted) == (is_aborted, [True] * is_aborted)
+
+
+def test_a_rank_that_waits_to_hear_who_leaves_notices_a_newer_generation() -> None:
+    one = member(0, 0, 1)
+    one._hear(CHANGE, "[2]")
+    assert one.leaving() == [2]
+    one._hear(GENERATION, Announcement(generation=1, replicas=(0,), reason="lost").to_json())  # it takes back the change
+    with pytest.raises(RuntimeError, match="newer generation") as caught:
+        one.leaving()
+    assert one.survives(caught.value)

@@ -7,9 +7,11 @@ from unittest.mock import MagicMock
 
 from small_run import Small
 
+from meshwright.errors import InputError
 from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.elastic.carry import Carry
+from meshwright.train.elastic.handover import DamagedState
 from meshwright.train.elastic.member import Announcement, Member
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.signals import StopSignal
@@ -53,7 +55,8 @@ def test_records_that_are_open_are_written_on_if_they_end_where_the_replicas_cha
 def test_errors_that_only_show_that_others_have_gone(small: Small) -> None:
     one = regroup(small)
     one.member.current = one.member.newest = 2
-    assert not one.survives(CheckpointError("not saved"))
+    assert not one.survives(CheckpointError("not saved")) and not one.survives(DamagedState("other bits"))
     one.member.newest = 3
     assert one.survives(CheckpointError("not saved")) and one.survives(ReportedElsewhere("rank 0 says why"))
+    assert one.survives(DamagedState("other bits")) and one.survives(InputError("no token carries loss"))  # what a cut exchange left
     assert not one.survives(NotFinite("the loss is NaN"))

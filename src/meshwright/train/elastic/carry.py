@@ -31,7 +31,6 @@ from meshwright.train.replica import Replica
 from meshwright.train.sums import NUM_SUMS, result_of
 
 MOST_TEXT_BYTES = 1024  # what a rank says about itself
-MOST_HOLDINGS = 2  # the generation before is kept until all ranks have taken a step of the new one
 
 
 class Uncovered(MeshwrightError):
@@ -70,6 +69,7 @@ class Holding:
     index: int
     copies: Copies | None = None
     adopted: dict[int, list[Piece]] = field(default_factory=dict)  # pieces of replicas that leave, by their position on dp
+    given: Tensor | None = None  # the sums of the last step, if another rank gave them after the generation had ended
 
     @classmethod
     def of(cls, generation: int, replica: Replica, progress: Counts, copies: Copies | None) -> Self:
@@ -90,6 +90,8 @@ class Holding:
 
     def totals(self) -> Tensor | None:
         """The sums of the last step."""
+        if self.given is not None:
+            return self.given
         if isinstance(self.replica, Resting):
             return self.replica.totals
         return self.replica.sums.totals if self.replica.sums else None
@@ -132,6 +134,8 @@ class Holding:
         sources = {mesh.dp.ranks[index]: index for index, heir in heirs.items() if heir == mesh.dp.index}
         self.replica.ready()
         found = moved(list(self.replica.state()) if to else [], to, list(sources), mesh.device)
+        if self.replica.is_cut():  # communicators that are aborted end as if all were well, and leave anything in their buffers
+            raise RuntimeError("the state of replicas that leave may not have arrived: the connections to other ranks were cut")
         self.adopted = {sources[rank]: pieces for rank, pieces in found.items()}
 
 
@@ -203,9 +207,9 @@ class Carry:
     left_s: float = math.nan  # when the last generation ended at a step boundary, by the monotonic clock
     writer: RunWriter | None = None  # of the records, still open, if the last generation ended there and this process wrote them
 
-    def hold(self, holding: Holding) -> None:
-        """Keep the state of a new generation; that of the one before is kept until `settled`."""
-        self.holdings = [holding, *self.holdings][:MOST_HOLDINGS]
+    def hold(self, holding: Holding, source: int | None = None) -> None:
+        """Keep the state of a new generation; that of the generation it was filled from, `source`, is kept until `settled`."""
+        self.holdings = [holding, *(one for one in self.holdings if one.generation == source)]
 
     def settled(self) -> None:
         """All ranks have the newest state, since a sum over all of them has ended: earlier ones are dropped."""
@@ -240,6 +244,8 @@ class Carry:
         held = _pieces(choice, self._chosen(choice))
         column = sorted(rank for rank in range(mesh.layout.num_ranks) if _column(mesh.layout, rank) == _column(mesh.layout, mesh.rank))
         cost = hand_over(held, list(replica.state()), column, _sources(choice, column, mesh.layout, layout), mesh.device)
+        if replica.is_cut():  # as in `Holding.adopt`
+            raise RuntimeError("the state may not have arrived: the connections to other ranks were cut")
         replica.set_num_updates(choice.step)
         replica.publish()
         return cost
@@ -276,7 +282,11 @@ def _level(choice: Choice, mine: Holding | None, said: Sequence[Sequence[Mapping
     dist.broadcast(sums, giver)
     if mine is not None and mine.progress.step < choice.step:
         assert not isinstance(mine.replica, Resting), "a state rests once it is as far as the others"
-        mine.replica.update_shards(result_of(sums.tolist(), mine.replica.workload.tokens_per_step), mine.replica.rate)
+        values = sums.tolist()
+        if mine.replica.is_cut():  # as in `Holding.adopt`
+            raise RuntimeError("the sums of the last step may not have arrived: the connections to other ranks were cut")
+        mine.given = sums  # after another fault this rank may be the one that gives them
+        mine.replica.update_shards(result_of(values, mine.replica.workload.tokens_per_step), mine.replica.rate)
         mine.count()
 
 

@@ -80,6 +80,8 @@ class Copies:
         if self._described is None:
             self._described = self._introduced(pieces)
         own, neighbours = self._swapped(pieces, self._described[1])
+        if self._replica.is_cut():  # communicators that are aborted end as if all were well, and leave anything in their buffers
+            raise RuntimeError("the copy of the neighbour's state may not have arrived: the connections to other ranks were cut")
         self.kept = [*self.kept[-1:], Copy(step=step, samples=samples, own=own, neighbours=neighbours)]
         self.num_taken += 1
         seconds = time.monotonic() - started_s

@@ -13,6 +13,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -94,8 +95,12 @@ class Member:
 
     def leaving(self) -> list[int]:
         """The replicas that leave, once this process has heard of the change, of which another has told it."""
-        if not self._change.wait(ANSWER_S):
-            raise RuntimeError("the supervisor did not say which replicas leave")
+        until_s = time.monotonic() + ANSWER_S
+        while not self._change.wait(CUT_AGAIN_S):
+            if self.newest > self.current:
+                raise RuntimeError("a fault came before the change: a newer generation was announced")
+            if time.monotonic() >= until_s:
+                raise RuntimeError("the supervisor did not say which replicas leave")
         return self._leaving
 
     def next(self, timeout_s: float | None = None) -> Announcement | None:

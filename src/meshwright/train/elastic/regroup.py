@@ -13,11 +13,11 @@ import torch
 
 from meshwright.errors import MeshwrightError
 from meshwright.record.writer import RunWriter
-from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.elastic.carry import Carry, Choice, Counts, Holding, Keeping, Uncovered
 from meshwright.train.elastic.copies import copies_for
 from meshwright.train.elastic.handover import HandedOver
 from meshwright.train.elastic.member import HANG, Announcement, Member
+from meshwright.train.health.gate import Unsound
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis
 from meshwright.train.job import TrainingJob
@@ -80,7 +80,8 @@ class Regroup:
     def keep(self, replica: Replica, progress: Counts, job: TrainingJob, is_saving: Callable[[], bool]) -> Keeping:
         """Keep the state of this generation from now on, and what the loop does for that after every step."""
         copies = copies_for(replica, job.memory_steps, self.announced.apart)
-        self.carry.hold(Holding.of(self.announced.generation, replica, progress, copies))
+        source = self.choice.generation if self.choice else None
+        self.carry.hold(Holding.of(self.announced.generation, replica, progress, copies), source)
         if copies is not None and not self.is_planned:  # the generation before has a whole state, and is kept until all ranks have copies
             copies.take(progress.step, progress.samples)
         return Keeping(
@@ -130,8 +131,8 @@ class Regroup:
         """Whether an error is only how this rank notices that others have gone."""
         if isinstance(error, ReportedElsewhere):  # the rank that reports it ends, and the supervisor decides how the others go on
             return True
-        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to save
-            return self.is_cut() and isinstance(error, CheckpointError)
+        if isinstance(error, MeshwrightError):  # a rank that has gone may have been about to save, or to send what is read here
+            return self.is_cut() and not isinstance(error, Unsound)
         return self.member.survives(error)
 
     def is_cut(self) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from meshwright.errors import MeshwrightError
 from meshwright.train.health.damage import Comparison, SumTest
 from meshwright.train.health.idle_experts import IdleExperts
 from meshwright.train.health.spikes import Losses, Peaks, Spikes
@@ -23,6 +24,10 @@ from meshwright.train.sums import CHECKS_FROM, Check, StepResult
 
 QUIET_STEPS = 400  # 0.25 % of the steps
 PEAK = CHECKS_FROM + Check._fields.index("peak")  # column of a rank's row
+
+
+class Unsound(MeshwrightError):
+    """A step that cannot be applied. All ranks raise it."""
 
 
 @dataclass(frozen=True, slots=True)
