@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,13 +200,14 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _pretend_labs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A lab whose commands are not run: making one needs root. Before `lab up` none is there."""
-    from meshwright.lab import nodes, paced, state, system, trials
+    from meshwright.lab import guard, nodes, paced, state, system, trials
     from meshwright.lab.description import Lab
 
     kept = folder / "lab"
     monkeypatch.setattr(system, "check_able", lambda: None)
     monkeypatch.setattr(system, "execute", lambda command: "")
-    monkeypatch.setattr(state, "up", lambda lab: state.State(lab=lab))
+    monkeypatch.setattr(guard, "guarded", lambda *_: nullcontext())
+    monkeypatch.setattr(state, "up", lambda lab, **_: state.State(lab=lab))
     monkeypatch.setattr(state, "read_state", lambda name: state.State(lab=Lab(name=name, has_ssh=True)))
     monkeypatch.setattr(nodes, "stop_host", lambda lab, host: 0)
     steps = paced.Steps(step_s=tuple([0.5] * 32))

@@ -236,6 +236,8 @@ def _train(
         if regroup is None or regroup.is_first:
             logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
         if regroup is not None:
+            logbook.make_up(regroup.carry.unwritten, progress)
+            regroup.carry.unwritten = None
             logbook.regrouped(progress, begun_s, regroup.membership(job, progress))
         log.init_stop()
         log.run_start()
@@ -280,7 +282,7 @@ def _steps(parts: Parts, progress: Progress, place: Place, regroup: Regroup | No
         with suppress(MeshwrightError, OSError):  # the first failure is reported
             if regroup and regroup.survives(error):
                 parts.saves.abandon("a replica was lost")
-                logbook.leave()
+                regroup.carry.unwritten = logbook.leave()
             else:
                 logbook.finish(progress, "failed")
         raise

@@ -141,3 +141,19 @@ def test_parts_add_up_to_the_step_of_the_first_rank() -> None:
     everyones[:, PARTS.index("bubble")] = [3.0, 3.0, 1.0, 1.0]
     parts_s = of_step(everyones, Layout(tp=2, pp=2), 8.0)
     assert (parts_s["compute"], parts_s["bubble"], sum(parts_s.values())) == (6.0, 2.0, 8.0)
+
+
+@pytest.mark.parametrize(("recorded", "counts", "is_made_up"), [(2, 3, True), (3, 3, False), (2, 2, False), (1, 3, False)])
+def test_a_step_that_the_lost_writer_did_not_record_is_made_up(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch, recorded: int, counts: int, is_made_up: bool
+) -> None:
+    """A rank that is left has the result of the newest step, and may be the one that writes the records from now on."""
+    job.folder.mkdir(parents=True)
+    (job.folder / "steps.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, recorded + 1)))
+    unwritten, written = MagicMock(step=3), list[object]()
+    book = object.__new__(logbook.Logbook)
+    book.writer = MagicMock(folder=job.folder, step=written.append)
+    monkeypatch.setattr(logbook.Logbook, "_record", lambda self, done, parts_s: (done.step, parts_s))
+    book.make_up(unwritten, Progress(step=counts, samples=8 * counts))
+    book.make_up(None, Progress(step=counts, samples=8 * counts))
+    assert written == ([(3, {})] if is_made_up else [])

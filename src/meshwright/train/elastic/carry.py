@@ -27,6 +27,7 @@ from meshwright.train.elastic.copies import Copies, whole_groups
 from meshwright.train.elastic.handover import HandedOver, hand_over, moved
 from meshwright.train.membership import layout_with
 from meshwright.train.parallel.collectives import everyones_texts
+from meshwright.train.record.logbook import Step
 from meshwright.train.replica import Replica
 from meshwright.train.sums import NUM_SUMS, result_of
 
@@ -205,6 +206,7 @@ class Carry:
 
     holdings: list[Holding] = field(default_factory=list)
     left_s: float = math.nan  # when the last generation ended at a step boundary, by the monotonic clock
+    unwritten: Step | None = None  # done in a generation that was cut off; the rank that writes the records may be lost
     writer: RunWriter | None = None  # of the records, still open, if the last generation ended there and this process wrote them
 
     def hold(self, holding: Holding, source: int | None = None) -> None:

@@ -31,6 +31,7 @@ from meshwright.train.job import TrainingJob
 from meshwright.train.membership import EVENT as MEMBERSHIP
 from meshwright.train.parallel.balance import Routing
 from meshwright.train.record import measured
+from meshwright.train.record.ending import last_step
 from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
@@ -304,10 +305,18 @@ class Logbook:
         self._begun_s, self._begun_step = begun_s, progress.step
         self._keep_money()
 
-    def leave(self, *, keeps_records: bool = False) -> None:
+    def make_up(self, unwritten: Step | None, progress: Counts) -> None:
+        """Write the record of the newest step that counts, if the rank that wrote the records was lost before it did."""
+        if self.writer is None or unwritten is None or unwritten.step != progress.step:
+            return
+        if last_step(self.writer.folder) == progress.step - 1:
+            self.writer.step(self._record(unwritten, {}))
+
+    def leave(self, *, keeps_records: bool = False) -> Step | None:
         """Close the files without an end of the run: another generation of ranks goes on, perhaps with another rank 0.
 
-        With `keeps_records` the writer stays open for that generation: to read all records again takes the longer the run is.
+        With `keeps_records` the writer stays open for that generation: to read all records again takes the longer the run is. The step is
+        returned whose times have not arrived: its record may be missing.
         """
         self.log.close()
         if self.meter:
@@ -316,6 +325,7 @@ class Logbook:
             self.live.end()
         if self.writer is not None and not keeps_records:
             self.writer.close()
+        return self._waiting
 
     def _keep_money(self) -> None:
         """Update the budget in the header of the run: at the start, with every checkpoint and at the end."""
