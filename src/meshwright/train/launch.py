@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -293,6 +294,7 @@ class Handing:
 
     children: list[Child] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    interrupts: Counter[int] = field(default_factory=Counter)  # how often each node received Ctrl-C; 0 is this one
 
     def add(self, child: Child) -> None:
         """Hand signals on to this rank too, and those that have come before it was added."""
@@ -302,12 +304,23 @@ class Handing:
 
     def hand_on(self, number: int, frame: object) -> None:
         """The handler of these signals."""
+        self.take(number, 0)
+
+    def take(self, number: int, node: int) -> None:
+        """Hand on a signal that a node received; a launcher may have sent the same one to all of them."""
         self.asked.append(number)
+        if number == signal.SIGINT:
+            self.interrupts[node] += 1
         for child in self.children:
             self._hand_on_to(child)
 
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether one and the same node received a second Ctrl-C."""
+        return any(count > 1 for count in self.interrupts.values())
+
     def _hand_on_to(self, child: Child) -> None:
-        if self.asked.count(signal.SIGINT) > 1:
+        if self.ends_at_once:
             child.end_now()
         elif child.process.is_alive():
             child.process.terminate()

@@ -216,6 +216,34 @@ def test_sigterm_to_any_supervisor_lets_all_ranks_stop() -> None:
         assert other.exitcode == 0
 
 
+@pytest.mark.parametrize("times, code, is_saved", [(1, 130, True), (2, 130, False)])
+def test_one_ctrl_c_that_reaches_all_nodes_lets_the_ranks_save_and_a_second_one_ends_them(times: int, code: int, is_saved: bool) -> None:
+    def body(member: Member) -> None:
+        stop = StopSignal()
+        member.listen()
+        member.say(READY)
+        until_s = time.monotonic() + 60.0
+        while not stop.is_asked:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        time.sleep(1.0 if times == 1 else 30.0)  # it saves
+
+    nodes = leading(3)
+    others = [started(nodes, number, body) for number in (1, 2)]
+    sent: list[int] = []
+
+    def strike(supervisor: Supervisor) -> None:
+        if all(group.is_ready for group in supervisor.members) and len(sent) < times:
+            sent.append(signal.SIGINT)
+            for pid in (os.getpid(), *(other.pid for other in others)):
+                assert pid is not None
+                os.kill(pid, signal.SIGINT)
+
+    with ended(*others):
+        found, failure, _ = supervised(nodes, body, Layout(dp=3), strike)
+    assert found == code and (failure is None) == is_saved and SEEN == []
+
+
 def test_nodes_that_would_train_another_run_end_the_start() -> None:
     nodes = leading()
     other = started(nodes, 1, lambda member: None, facts={**FACTS, "layout dp": "4"})

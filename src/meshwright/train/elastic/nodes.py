@@ -130,7 +130,7 @@ class Nodes:
         self.sizes, self.secret, self.facts = list(sizes), secret, dict(facts or {})
         self.stall_s, self.timeout_s = stall_s, timeout_s
         self.terms: Mapping[str, Any] = {}  # what all ranks that are started must know, beside their place
-        self.asked: list[int] = []  # signals that other supervisors received, and that nobody has dealt with
+        self.asked: list[tuple[int, int]] = []  # signals that nobody has dealt with: each after the node whose supervisor received it
         self._host, self._port = host, port
         self._nodes: list[Node] = []
         self._guests: list[Guest] = []
@@ -310,7 +310,7 @@ class Nodes:
         if what == FACTS:
             self._check(node, detail["facts"], refusals)
         elif what == ASKED:
-            self.asked.append(int(detail["signal"]))
+            self.asked.append((node.number, int(detail["signal"])))
         elif what == BEAT:
             for number, stopped_s, silent_s in detail["vitals"]:
                 if (process := node.processes.get(int(number))) is not None:

@@ -150,7 +150,7 @@ class Supervisor:
                 for child in self._handing.children:
                     child.end_now()
                 self.nodes.flush()
-        return self._ended(self._handing.asked)
+        return self._ended()
 
     def close(self) -> None:
         """End the process that hosts the store."""
@@ -164,13 +164,13 @@ class Supervisor:
         names = [f"generation {number}" for number in range(self.generation + 1)]
         return any(store.check([f"{name}/{OPENED}"]) for name in names)
 
-    def _ended(self, asked: Sequence[int]) -> tuple[int, Failure | None]:
-        num_interrupts = asked.count(signal.SIGINT)
-        if num_interrupts > 1:
+    def _ended(self) -> tuple[int, Failure | None]:
+        asked = self._handing.asked
+        if self._handing.ends_at_once:
             message = "a second Ctrl-C ended the ranks at once, without a checkpoint"
             return EXIT_INTERRUPTED, Failure(reason="interrupt", rank=None, message=message, noticed_s=time.monotonic())
         if self.failure is None:
-            return EXIT_INTERRUPTED if num_interrupts else 0, None
+            return EXIT_INTERRUPTED if signal.SIGINT in asked else 0, None
         if asked:
             self.failure = replace(self.failure, reason="interrupt")
         for text in dict.fromkeys(self.texts):
@@ -307,9 +307,9 @@ class Supervisor:
         """Hear the supervisors of other nodes; replicas that have a rank on a node that is gone are lost."""
         self.nodes.turn()
         while self.nodes.asked:
-            number = self.nodes.asked.pop(0)
+            node, number = self.nodes.asked.pop(0)
             if number == signal.SIGINT or not self._handing.asked:  # many nodes may receive the same signal
-                self._handing.hand_on(number, None)
+                self._handing.take(number, node)
         for loss in self.nodes.losses():
             gone = [
                 group
@@ -385,7 +385,7 @@ class Supervisor:
         needed = was_member or any(group in self.joining for group in lost)
         for groups in (self.members, self.joining, self.leaving):
             groups[:] = [group for group in groups if group not in lost]
-        if not needed or (self._handing.asked and not was_member):
+        if not needed or self._handing.ends_at_once or (self._handing.asked and not was_member):
             return
         has_ended = any(child.verdict == "done" for other in self.members for child in other.children)
         if failure.reason == "input" or not self.members or has_ended:
