@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.cli.several_nodes import OF_ONE_NODE, checked
+from meshwright.cli.several_nodes import OF_ONE_NODE, checked, follow_run
 from meshwright.cli.train_arguments import Wishes
-from meshwright.cli.train_run import default_plan, local_ranks, node_sizes
+from meshwright.cli.train_run import TRAIN, default_plan, local_ranks, node_sizes, run
 from meshwright.errors import InputError
 from meshwright.train.job import TrainingJob
 
@@ -61,6 +62,19 @@ def test_a_command_that_cannot_be_meant_for_several_nodes_is_refused(changes: di
     with pytest.raises(InputError) as raised:
         checked(replace(WISHES, **changes))
     assert raised.value.what == what
+
+
+def test_the_number_of_a_node_alone_does_not_train_the_whole_plan_there() -> None:
+    with pytest.raises(InputError) as raised:
+        run(replace(WISHES, nodes=1, node=1, meet="", given=frozenset({"node"})))
+    assert (raised.value.what, raised.value.where) == ("where do the nodes meet?", "--node 1")
+
+
+def test_a_node_that_follows_a_run_that_is_over_ends_well_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.cli.several_nodes.settled", lambda wishes: replace(wishes, resume=True))
+    monkeypatch.setattr("meshwright.cli.train_run.read_header", lambda folder: SimpleNamespace(status="target_reached"))
+    verb = replace(TRAIN, job_of=lambda wishes: SimpleNamespace(plan=None))
+    assert follow_run(replace(WISHES, node=1, resume_if_exists=True), verb) == 0
 
 
 def test_ranks_are_dealt_to_nodes_in_their_order() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.train_arguments import Wishes
-from meshwright.cli.train_run import Verb, check_place, check_with_torch, local_ranks, node_sizes, on_gpus, secret_of, settled
+from meshwright.cli.train_run import Verb, check_place, check_with_torch, is_over, local_ranks, node_sizes, on_gpus, secret_of, settled
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Met:
 def checked(wishes: Wishes) -> tuple[str, int]:
     """The host and the port at which the supervisors meet; an error if the command cannot be meant for several nodes."""
     if not wishes.meet:
-        raise InputError("where do the nodes meet?", where="--nodes", fix="name an address of node 0: --meet HOST:PORT")
+        where = f"--node {wishes.node}" if wishes.node else "--nodes"
+        raise InputError("where do the nodes meet?", where=where, fix="name an address of node 0: --meet HOST:PORT, and --nodes N")
     host, _, port = wishes.meet.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= MOST_PORT):
         raise InputError("not a host and a port", where=f"--meet {wishes.meet}", fix="write them as HOST:PORT, such as 10.0.0.1:29400")
@@ -83,6 +84,8 @@ def follow_run(wishes: Wishes, verb: Verb) -> int:
     wishes = settled(wishes)
     try:
         job = verb.job_of(wishes)
+        if is_over(wishes):  # node 0 finds the same, and does not wait for anybody
+            return 0
         is_gpu = on_gpus(job.plan)
         check_job(job, reads_corpus=True)
         check_place(job.plan, job.plan.layout.num_ranks, is_gpu, job.ranks_per_gpu, local_ranks(job.plan, wishes))

@@ -77,7 +77,7 @@ def run(wishes: Wishes, verb: Verb | None = None) -> int:
 
     if is_launched(os.environ) and not wishes.meet:
         return run_launched(wishes, verb)
-    if wishes.meet or "nodes" in wishes.given:
+    if wishes.meet or wishes.node or "nodes" in wishes.given:
         from meshwright.cli.several_nodes import checked, follow_run
 
         checked(wishes)
