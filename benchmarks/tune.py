@@ -119,10 +119,11 @@ def _measure(given: argparse.Namespace, results: Results, clock: Clock) -> None:
         if "trl" in parts and site is not None and case.base in PEER_BASES:
             for variant in given.variant or ["liger"]:
                 _timed("trl_peft", case, given, results, clock, "--variant", variant, site=site)
-        if "unsloth" in parts and site is not None and case.base in PEER_BASES:
-            _timed("unsloth", case, given, results, clock, site=site)
         if "floor" in parts and (floor := _child("floor", case, given, clock, [])):
             results.add("floor", {"case": case.name, "words": case.words, "num_tokens": case.num_tokens, **floor})
+    for case in cases:  # last: Unsloth writes its model to the disk first, and must not take the time of the others
+        if "unsloth" in parts and site is not None and case.base in PEER_BASES:
+            _timed("unsloth", case, given, results, clock, site=site)
 
 
 def _peers(given: argparse.Namespace) -> Path | None:

@@ -32,7 +32,6 @@ LEFT_OUT = (
     "pyarrow/include/",
     "pyarrow/src/",
     "pyarrow/tests/",
-    "torchao/prototype/",
     ".dist-info/licenses/",
 )
 SERVICES = (

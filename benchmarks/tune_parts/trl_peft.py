@@ -109,8 +109,10 @@ def keeping_losses() -> Any:
 
 def read_losses(trainer: Any, recorder: Recorder) -> None:
     """Give the recorder the losses, now that all steps are over."""
-    recorder.losses = [float(loss) for loss in trainer.kept_losses]
-    note(f"losses: first {recorder.losses[0]:.4f}, last {recorder.losses[-1]:.4f}")
+    kept = getattr(trainer, "kept_losses", ())  # none where another step takes the place of ours, as Unsloth may have it
+    if kept:
+        recorder.losses = [float(loss) for loss in kept]
+        note(f"losses: first {recorder.losses[0]:.4f}, last {recorder.losses[-1]:.4f}")
 
 
 def data_of(case: Case, num_steps: int) -> Any:

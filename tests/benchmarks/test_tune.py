@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +56,7 @@ def test_what_is_brought_leaves_out_what_no_training_uses() -> None:
         True,
         *(4 * [False]),
     ]
+    assert is_used("torchao/prototype/custom_fp_utils.py")  # torchao's own quantization imports it
 
 
 def row(who: str, tokens_per_s: float) -> dict[str, object]:
@@ -87,3 +89,32 @@ def test_wrong_kernels_and_losses_are_shown() -> None:
     other = {**row("unsloth", 80.0), "last_loss": 11.76}
     lines = tables.speed_table({"speed": [row("ours", 120.0), other]}).splitlines()
     assert "| 1.500x | - |" in lines[2] and "| 11.760 |" in lines[3]
+
+
+def test_unsloth_comes_after_all_other_measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import tune
+    from h200_parts.child import Clock, Results
+
+    asked: list[str] = []
+    monkeypatch.setattr(tune, "_child", lambda who, *_: asked.append(who))
+    (tmp_path / "trl").mkdir()
+    given = tune._parser().parse_args(
+        ["--call", "first", "--site", str(tmp_path)] + [f"--part={part}" for part in ("ours", "unsloth", "floor")]
+    )
+    tune._measure(given, Results(None, {}), Clock(1.0))
+    assert asked == ["ours", "floor", "ours", "floor", "unsloth", "unsloth"]
+
+
+def test_a_trainer_without_kept_losses_gives_its_times(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from h200_parts.recorder import Recorder
+    from tune_parts.trl_peft import read_losses
+
+    recorder = Recorder("cpu", 0, 10)
+    recorder.start()
+    recorder.done(None)
+    capsys.readouterr()
+    read_losses(SimpleNamespace(), recorder)
+    assert recorder.result()["last_loss"] is None and capsys.readouterr().out == ""
+    read_losses(SimpleNamespace(kept_losses=[11.8]), recorder)
+    assert recorder.result()["last_loss"] == 11.8
