@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.train.kernels.grouped import LOOP, GroupedArithmetic, GroupedLinear, arithmetic_for, is_right
+from meshwright.train.kernels import grouped
+from meshwright.train.kernels.grouped import LOOP, OWN, TORCH, GroupedArithmetic, GroupedLinear, arithmetic_for, fitting, is_right
 from meshwright.train.kernels.linear import PutOff
 
 CPU = torch.device("cpu")
@@ -60,9 +61,16 @@ def _refused(rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> 
     raise RuntimeError("not on this device")
 
 
+def _stuck(rows: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    if not len(rows):
+        raise RuntimeError("no rows")
+    return LOOP.forward(rows, weight, counts)
+
+
 FAULTS: dict[str, GroupedArithmetic] = {
     "gradients of empty groups are not written": replace(LOOP, to_weight=_unwritten),
     "products are not there": replace(LOOP, forward=_refused),
+    "products of no rows are not there": replace(LOOP, forward=_stuck),
     "products are wrong": replace(LOOP, forward=lambda rows, weight, counts: 1.1 * LOOP.forward(rows, weight, counts)),
 }
 
@@ -75,3 +83,38 @@ def test_the_trial_finds_products_that_are_wrong(arithmetic: GroupedArithmetic) 
 
 def test_a_processor_uses_the_loop() -> None:
     assert arithmetic_for(CPU, torch.float32) is LOOP
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "wanted"),
+    [
+        ((9, 0), torch.bfloat16, TORCH),
+        ((10, 0), torch.bfloat16, TORCH),
+        ((9, 0), torch.float32, OWN),
+        ((8, 0), torch.bfloat16, OWN),
+        ((12, 0), torch.bfloat16, OWN),
+    ],
+)
+def test_torch_is_asked_only_where_its_product_is_one_kernel(
+    capability: tuple[int, int], dtype: torch.dtype, wanted: GroupedArithmetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(grouped, "is_right", lambda *_: True)
+    monkeypatch.setattr(grouped, "HAS_KERNELS", True)
+    monkeypatch.setattr(grouped, "unaligned_arithmetic_for", grouped.unaligned_arithmetic_for.__wrapped__)
+    assert arithmetic_for.__wrapped__(torch.device("cuda"), dtype) is wanted
+
+
+def test_rows_that_torch_cannot_take_go_to_another_product() -> None:
+    whole = torch.zeros(6, 16, dtype=torch.bfloat16)
+    shifted = torch.zeros(6 * 16 + 1, dtype=torch.bfloat16)[1:].view(6, 16)
+    assert fitting(TORCH, whole, whole.view(2, 3, 16)) is TORCH
+    assert fitting(TORCH, whole, whole[:, :12].contiguous()) is LOOP  # a row of 24 bytes
+    assert fitting(TORCH, whole, shifted) is LOOP
+    assert fitting(OWN, shifted) is OWN
+
+
+def test_no_rows_give_no_products_and_gradients_of_zeros() -> None:
+    rows, counts = torch.empty(0, 16), torch.zeros(3, dtype=torch.int64)
+    assert TORCH.forward(rows, torch.ones(3, 8, 16), counts).shape == (0, 8)
+    assert torch.equal(TORCH.to_weight(torch.empty(0, 8), rows, counts), torch.zeros(3, 8, 16))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from meshwright.train.kernels.fp8 import SMALLEST_UNIT
-from meshwright.train.kernels.grouped import LOOP, GroupedArithmetic, agrees, arithmetic_for, ends_of
+from meshwright.train.kernels.grouped import LOOP, GroupedArithmetic, agrees, arithmetic_for, ends_of, fitting
 
 NARROW = torch.float8_e4m3fn
 
@@ -34,6 +34,8 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _multiplied(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """The product of rounded factors by torch on a GPU."""
+    if not len(rows):
+        return rows.new_empty(0, weight.shape[1], dtype=torch.bfloat16)
     (rows8, row_units), (weight8, units) = rounded(rows), rounded(weight)
     return torch._scaled_grouped_mm(
         rows8, weight8.transpose(1, 2), row_units, units, offs=ends_of(counts), out_dtype=torch.bfloat16, use_fast_accum=False
@@ -47,7 +49,7 @@ def _emulated(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def _to_weight(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    return arithmetic_for(rows.device, rows.dtype).to_weight(gradient, rows, counts)
+    return fitting(arithmetic_for(rows.device, rows.dtype), gradient, rows).to_weight(gradient, rows, counts)
 
 
 EMULATED = GroupedArithmetic("fp8 on a processor", _emulated, LOOP.to_weight)
