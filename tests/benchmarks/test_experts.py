@@ -46,13 +46,26 @@ def test_a_part_that_breaks_does_not_end_the_others(part: Any, monkeypatch: pyte
     assert "## speed\n\nSpeed, today\n\n| case |" in (tmp_path / "experts.md").read_text()
 
 
+def test_a_call_that_is_ended_from_outside_ends(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, asked = part("experts"), []
+
+    def main(words: list[str]) -> int:
+        asked.append(words[0])
+        raise SystemExit(143)
+
+    monkeypatch.setattr(script.h200, "main", main)
+    with pytest.raises(SystemExit) as ended:
+        script.main([])
+    assert ended.value.code == 143 and asked == ["correct"]
+
+
 def test_the_parts_run_on_a_processor_with_tiny_models(tmp_path: Path) -> None:
     words = ["--dry-run", "--steps", "1", "--warmup", "1", "--case", "qwen3-moe-4096", "--folder", str(tmp_path)]
     done = subprocess.run([sys.executable, str(FOLDER / "experts.py"), *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "experts.md").read_text()
     assert "FAIL" not in page and page.count("| pass |") >= 20
-    assert "no ratio" in page and "a layer with experts twice, bit by bit" in page
+    assert "no ratio" in page and "a layer with experts twice, bit by bit" in page and "weights of visits, compiled" in page
     (speed,) = json.loads((tmp_path / "speed.json").read_text())["speed"]
     assert sum(speed["loads"]) == 2 * 4096 // 128 and speed["profile"]["busy_s"] > 0
 
