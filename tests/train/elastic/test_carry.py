@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.layout import Layout
+from meshwright.train.checkpoint import Piece
 from meshwright.train.elastic import carry as carry_module
 from meshwright.train.elastic.carry import Carry, Choice, Holding, Keeping, Uncovered, _level, choose
 from meshwright.train.loop import Progress
@@ -166,3 +167,20 @@ def test_a_state_that_may_not_have_arrived_is_not_adopted(monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="were cut") if is_cut else nullcontext():
         mine.adopt([1])
     assert mine.adopted == ({} if is_cut else {1: []})
+
+
+def test_a_state_that_rests_is_in_host_memory_with_what_was_adopted() -> None:
+    there = torch.ones(2)
+    mine, piece = levelled(7), Piece(name="weights/a", shape=(2,), start=(0,), tensor=MagicMock(shape=(2,), cpu=lambda: there))
+    mine.adopted = {1: [piece]}
+    mine.rest()
+    assert mine.adopted[1][0].tensor is there
+
+
+@pytest.mark.parametrize(("num_sharing", "has_it"), [(1, True), (2, True), (3, False)])
+def test_ranks_that_share_a_gpu_share_what_is_free(monkeypatch: pytest.MonkeyPatch, num_sharing: int, has_it: bool) -> None:
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 80))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 20)
+    assert carry_module.has_room(torch.device("cuda", 0), num_sharing) == has_it

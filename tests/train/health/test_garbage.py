@@ -94,3 +94,18 @@ def test_an_error_leaves_the_collector_as_it_was() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_step_that_was_not_applied_does_not_count_as_one_of_the_first() -> None:
+    """The replica of the generation before is dropped after steps that were applied."""
+    knot = Knot()
+    old = weakref.ref(knot)
+    with Garbage() as garbage:
+        for _ in range(SETTLED):
+            garbage.step(is_applied=False)
+        for _ in range(SETTLED - 1):
+            garbage.step()
+        del knot
+        assert old() is not None
+        garbage.step()
+        assert old() is None

@@ -82,6 +82,7 @@ class Holding:
         """Move the state to host memory, and free that of the device."""
         if not isinstance(self.replica, Resting):
             self.replica = Resting.of(self.replica)
+        self.adopted = {index: [replace(piece, tensor=piece.tensor.cpu()) for piece in pieces] for index, pieces in self.adopted.items()}
         if self.copies:
             self.copies.end()
 
@@ -217,7 +218,7 @@ class Carry:
         """All ranks have the newest state, since a sum over all of them has ended: earlier ones are dropped."""
         del self.holdings[1:]
 
-    def agree(self, layout: Layout, device: torch.device) -> Choice | None:
+    def agree(self, layout: Layout, device: torch.device, ranks_per_gpu: int = 1) -> Choice | None:
         """The state that the ranks go on from, of which each has its part of the chosen step then; None if no rank has any.
 
         `layout` is the plan's. All ranks must call it.
@@ -228,7 +229,7 @@ class Carry:
         choice = choose([json.loads(text) for text in texts], layout)
         if choice is not None and not choice.from_copies:
             _level(choice, self._chosen(choice), [json.loads(text) for text in texts], device)
-        if device.type == "cuda" and not has_room(device):
+        if device.type == "cuda" and not has_room(device, ranks_per_gpu):
             self.make_room()
         return choice
 
@@ -256,12 +257,15 @@ class Carry:
         return next((one for one in self.holdings if one.generation == choice.generation), None)
 
 
-def has_room(device: torch.device) -> bool:
-    """Whether a GPU has room for another generation beside the one that it holds, with the activations of a step."""
+def has_room(device: torch.device, num_sharing: int = 1) -> bool:
+    """Whether a GPU has room for another generation beside the one that it holds, with the activations of a step.
+
+    `num_sharing` ranks use this GPU, and each sees all that is free.
+    """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return free > torch.cuda.max_memory_allocated(device)
+    return free > num_sharing * torch.cuda.max_memory_allocated(device)
 
 
 def _column(layout: Layout, rank: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ class Regroup:
 
     def agree(self, job: TrainingJob, device: torch.device) -> None:
         """Agree with the other ranks on the state that the run goes on from. It comes before a new replica, which may need its room."""
-        self.choice = self.carry.agree(job.plan.layout, device)
+        self.choice = self.carry.agree(job.plan.layout, device, job.ranks_per_gpu)
         if self.choice is None and not self.is_first:
             raise Uncovered("no rank has a state yet", where="the start of the run", fix="start the ranks again")
 

@@ -11,7 +11,7 @@ import gc
 from types import TracebackType
 from typing import Self
 
-SETTLED = 3  # steps after which nothing more is compiled, and nothing needs the replica of the generation before (`Carry.settled`)
+SETTLED = 3  # applied steps after which nothing more is compiled, and nothing needs the replica of the generation before (`Carry.settled`)
 EVERY = 100  # steps between two searches of all objects; new objects are searched after each step
 
 
@@ -33,8 +33,11 @@ class Garbage:
         if self._was_enabled:
             gc.enable()
 
-    def step(self) -> None:
-        """Call this after each step."""
+    def step(self, *, is_applied: bool = True) -> None:
+        """Call this after each step. A step that was not applied leaves all as it was: what the first ones need is still needed."""
+        if not is_applied:
+            gc.collect(0)
+            return
         self._num_steps += 1
         if self._num_steps == SETTLED:
             gc.unfreeze()  # a replica refers to itself: that of the generation before is freed here, with its state and its groups
