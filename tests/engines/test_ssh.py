@@ -77,7 +77,7 @@ def test_a_refused_supervisor_is_not_started_again_and_does_not_end_the_run(job,
     assert (programs.folder / "tries").read_text() == "x\n"
 
 
-@pytest.mark.parametrize("how, code, tries", [("kill -9 $$", 137, 2), ("exit 1", 1, 1), ("exit 2", 2, 1)])
+@pytest.mark.parametrize("how, code, tries", [("kill -9 $$", 137, 2), ("exit 1", 1, 1), ("exit 2", 2, 1), ("exit 130", 130, 1)])
 def test_the_leading_supervisor_is_started_again_if_a_signal_ended_it(job, no_pause, programs, how, code, tries):
     request, engine = job(f"[ $HOST = h0 ] && {{ echo x >> tries; {how}; }}; sleep 20", restarts=1)
     begun_s = time.monotonic()
@@ -85,6 +85,13 @@ def test_the_leading_supervisor_is_started_again_if_a_signal_ended_it(job, no_pa
     assert (state.phase, state.reason) == (FAILED, f"h0: exit status {code}")
     assert len((programs.folder / "tries").read_text().split()) == tries
     assert time.monotonic() - begun_s < 120.0
+
+
+def test_a_host_that_ended_well_with_a_lost_leading_supervisor_is_started_again_with_it(job, no_pause, programs):
+    first = '[ -e lost ] || { touch lost; exit 255; }; while [ "$(cat tries | wc -l)" -lt 2 ]; do sleep 0.05; done; exit 0'
+    request, engine = job(f"[ $HOST = h0 ] && {{ {first}; }}; echo x >> tries; exit 0", restarts=1)
+    assert ended(engine, engine.submit(request)).phase == DONE
+    assert (programs.folder / "tries").read_text() == "x\nx\n"
 
 
 def test_all_hosts_are_asked_to_stop(job, programs):

@@ -29,6 +29,7 @@ MOST_AT_ONCE = 64
 GRACE_S = 60.0
 LOST = 255  # how ssh itself fails
 SIGNALLED = 128  # and more: a shell's word for a command that a signal ended
+INTERRUPTED = 130  # by hand: Ctrl-C
 REFUSED = 2  # wrong input stays wrong
 PAUSE_S = 5.0  # before a supervisor is started again
 
@@ -45,6 +46,7 @@ class Ssh:
         self._commands: dict[str, tuple[list[str], str]] = {}  # by host: the words, and the name of the log
         self._ended_s: dict[str, float] = {}  # when a supervisor that is started again had ended
         self._num_again: Counter[str] = Counter()
+        self._lead: Counter[str] = Counter()  # by host: how often the first had been started again when this one was started
 
     def _words(self, host: str) -> list[str]:
         ssh = self.request.site.ssh
@@ -116,16 +118,17 @@ class Ssh:
     def _state_of_supervisors(self, codes: Mapping[str, int | None]) -> State:
         """The first host decides. A supervisor of another one that was lost is started again, and so is the first if a signal ended it."""
         first, code = next(iter(codes.items()))
-        if code is not None and not self._is_started_again(first, code, is_wanted=code >= SIGNALLED or code < 0):
+        if code is not None and not self._is_started_again(first, is_wanted=_was_lost(code)):
             ended(list(self.processes.values()), GRACE_S)
             why = "" if code == 0 else f"{first}: {'the connection was lost' if code == LOST else f'exit status {code}'}"
             return State(phase=FAILED if code else DONE, reason=why, nodes=tuple(codes))
         for host, other in list(codes.items())[1:]:
             if other is not None:
-                self._is_started_again(host, other, is_wanted=other not in (0, REFUSED))
+                has_missed = other == 0 and self._lead[host] < self._num_again[first]  # it ended with a leading supervisor that was lost
+                self._is_started_again(host, is_wanted=has_missed or other not in (0, REFUSED))
         return State(phase=RUNNING, nodes=tuple(codes))
 
-    def _is_started_again(self, host: str, code: int, *, is_wanted: bool) -> bool:
+    def _is_started_again(self, host: str, *, is_wanted: bool) -> bool:
         """Start the supervisor of a host again, after a pause; whether it was or will be."""
         if not is_wanted or self._num_again[host] >= self.request.site.restarts:
             return False
@@ -133,6 +136,7 @@ class Ssh:
             return True
         del self._ended_s[host]
         self._num_again[host] += 1
+        self._lead[host] = self._num_again[next(iter(self.processes))]
         words, log = self._commands[host]
         ended([self.processes[host]], 0.0)
         self.processes[host] = started(words, self.request.folder / log)
@@ -154,3 +158,8 @@ class Ssh:
     def by_hand(self, job: str) -> str:
         """The command with which a user ends the job."""
         return "Ctrl-C in its terminal"
+
+
+def _was_lost(code: int) -> bool:
+    """Whether the connection, or a signal that nobody sent by hand, ended the leading supervisor."""
+    return (code >= SIGNALLED and code != INTERRUPTED) or code < 0
