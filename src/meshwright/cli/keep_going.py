@@ -72,11 +72,14 @@ class Faults:
 
 def kept_going(wishes: Wishes, job: TrainingJob, is_gpu: bool, verb: Verb) -> int:
     """Run the replicas, here or on several nodes, until the run ends or nothing helps; the exit status."""
+    from meshwright.train.elastic.supervisor import staying
+
     if not wishes.meet:
-        return _kept_going(wishes, job, is_gpu, verb, None)
+        with staying():
+            return _kept_going(wishes, job, is_gpu, verb, None)
     from meshwright.cli.several_nodes import met
 
-    with met(wishes, job) as meeting:
+    with staying(), met(wishes, job) as meeting:
         meeting.code = _kept_going(wishes, job, is_gpu, verb, meeting.nodes)
         return meeting.code
 

@@ -446,7 +446,8 @@ def _rank_main(
     """The life of one rank, from its fork to its end. `mask` has the signals that the parent blocks."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent forwards it as SIGTERM
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     end_with(parent)
     try:

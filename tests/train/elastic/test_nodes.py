@@ -19,6 +19,7 @@ from meshwright.train.elastic.supervisor import Supervisor
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import Failure
+from meshwright.train.membership import Membership
 
 SEEN: list[Failure] = []
 
@@ -242,6 +243,23 @@ def test_one_ctrl_c_that_reaches_all_nodes_lets_the_ranks_save_and_a_second_one_
     with ended(*others):
         found, failure, _ = supervised(nodes, body, Layout(dp=3), strike)
     assert found == code and (failure is None) == is_saved and SEEN == []
+
+
+def test_a_list_of_memberships_that_needs_a_node_which_is_away_ends_the_run_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes, body = leading(), until_generation(1)
+    other = started(nodes, 1, body)
+    with ended(other):
+        nodes.meet()
+        other.kill()
+        turned(nodes, lambda: not nodes.is_there(1))
+        listed = [Membership(from_step=1, dp=1), Membership(from_step=4, dp=2)]
+        supervisor = Supervisor(TWO, body, judged, lambda: None, listed, nodes=nodes)
+        try:
+            code, failure = supervisor.run()
+        finally:
+            supervisor.close()
+    assert code == 1 and failure is not None and failure.message == "replica 1 must join now, and node 1 is not there"
+    assert failure.message in capsys.readouterr().err
 
 
 def test_nodes_that_would_train_another_run_end_the_start() -> None:

@@ -14,7 +14,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.train.elastic.member import BOUNDARY, HANG, LOST, READY, UNCOVERED, Member
-from meshwright.train.elastic.supervisor import Supervisor
+from meshwright.train.elastic.supervisor import Supervisor, staying
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import Child, Failure, forked
@@ -149,6 +149,27 @@ def test_a_run_that_was_asked_to_stop_is_not_started_again() -> None:
 
     _, failure, _ = supervised(body)
     assert failure is not None and failure.reason == "interrupt"
+
+
+def test_a_notice_to_all_processes_leaves_one_replica(capfd: pytest.CaptureFixture[str]) -> None:
+    def body(member: Member) -> None:
+        member.listen()
+        member.say(READY)
+        announced = member.next(30.0)
+        os.kill(os.getppid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while announced is not None and announced.generation < 1:
+            while announced.generation == member.newest and not member.wants_change():
+                time.sleep(0.01)
+            if announced.generation == member.newest:
+                member.say(BOUNDARY, "3")
+            announced = member.next(30.0)
+
+    with staying():
+        assert supervised(body) == (0, None, 1)
+    said = capfd.readouterr().err
+    assert "has notice to leave, and stays" in said and "SIGUSR1 changes nothing here" in said
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 def test_the_death_of_a_replica_is_one_incident(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -70,6 +70,7 @@ ANSWER_S = 5.0  # of the store
 LOOK_S = 0.2  # between two looks at requests and at signs of life
 READY_S = 600.0  # in which a process must have prepared itself
 DEATH_S = 1.0  # after a rank has lost a connection, in which the rank at the other end may turn out to be dead
+STAYS = b"meshwright: SIGUSR1 changes nothing here: the run ends with its leading supervisor; SIGTERM lets it save and stop\n"
 VERDICTS = ("done", "cause", "effect")
 
 
@@ -353,8 +354,16 @@ class Supervisor:
         elif what == UNCOVERED:
             self._give_up(Failure(reason="state", rank=None, message=detail, noticed_s=time.monotonic(), from_outside=True))
         elif what == NOTICE and group in self.members and group not in self.leaving:
-            self.leaving.append(group)
-            self.wanted = max(self.wanted - 1, 1)
+            self._take_leave(group)
+
+    def _take_leave(self, group: Group) -> None:
+        """Let a replica leave that was told that its machine will go; the last one stays, because the state would be lost with it."""
+        if not any(other is not group and other not in self.leaving for other in self.members):
+            said = f"meshwright: replica {group.number} has notice to leave, and stays: no other one would go on with the run"
+            print(f"{said}; SIGTERM lets the run save and stop", file=sys.stderr)
+            return
+        self.leaving.append(group)
+        self.wanted = max(self.wanted - 1, 1)
 
     def _end_hung(self, found: dict[str, object]) -> None:
         """Kill the replicas of ranks that hang; if no rank is named, all of them."""
@@ -493,7 +502,7 @@ class Supervisor:
             step = max(max(group.at_boundary.values()) for group in self.members)
             self.wanted = dp_at(self.memberships, step + 1)
             self._start_up_to(self.wanted)
-            if not all(group.is_ready for group in self.joining):
+            if self.failure is not None or not all(group.is_ready for group in self.joining):
                 return
         left = self.members[self.wanted :] if self.memberships else self._called or []
         staying = [group for group in self.members if group not in left]
@@ -507,8 +516,23 @@ class Supervisor:
 
     def _start_up_to(self, dp: int) -> None:
         """Start the replicas that a list of memberships needs next; they prepare themselves while the others train."""
-        while len(self.members) + len(self.joining) < dp:
-            self.joining.append(self._started(len(self.members) + len(self.joining)))
+        while (number := len(self.members) + len(self.joining)) < dp:
+            if not self._can_start(number):
+                self._give_up(*self._absence(number))
+                return
+            self.joining.append(self._started(number))
+
+    def _absence(self, number: int) -> tuple[Failure, list[str]]:
+        """Why a run that follows a list of memberships ends: nodes are away on which a replica of the list has ranks."""
+        positions = dict.fromkeys(self._seating(number, seat)[0] for seat in range(self._size))
+        away = ", ".join(str(position) for position in positions if not self.nodes.is_there(position))
+        error = MeshwrightError(
+            f"replica {number} must join now, and node {away} is not there",
+            where="--memberships",
+            fix="start the run again once all nodes are there",
+        )
+        failure = Failure(reason="node", rank=None, message=error.what, noticed_s=time.monotonic(), from_outside=True)
+        return failure, [f"meshwright: {error}"]
 
     def _announce(self, reason: str, incident: Incident | None = None) -> None:
         """Begin a new generation: with all members, and with newcomers that are ready."""
@@ -528,9 +552,27 @@ class Supervisor:
             group.send(GENERATION, announced.to_json())
 
 
+@contextmanager
+def staying() -> Iterator[None]:
+    """SIGUSR1, a notice that a machine will go, does not end this process: the run ends with it, so it says what helps instead."""
+
+    def stays(number: int, frame: object) -> None:
+        with suppress(OSError):  # not print: a handler may come in the middle of one
+            os.write(2, STAYS)
+
+    if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGUSR1, stays)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
 def _host_store(listener: socket.socket, nodes: Nodes, parent: int) -> None:
     """Host the store until the parent ends this process."""
-    for number in HANDED_ON:
+    for number in (*HANDED_ON, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     end_with(parent)
     nodes.leave_to_parent()
