@@ -89,4 +89,4 @@ def workload_of(case: Case) -> Workload:
 
 def layout_of(case: Case) -> Layout:
     """One GPU, the whole batch at once."""
-    return Layout(micro_batch=case.batch, zero_stage=0, recompute=case.recompute)
+    return Layout(micro_batch=case.batch, zero_stage=0, recompute=case.recompute, overlap_tp=False, cuda_graphs=False)
