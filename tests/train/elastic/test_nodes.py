@@ -312,6 +312,21 @@ def test_strangers_change_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert "a connection from 127.0.0.1 was refused: it does not speak as a supervisor does" in capfd.readouterr().err
 
 
+def test_many_strangers_cost_no_core_and_few_lines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.train.elastic.nodes.MOST_LINES", 2)
+    nodes = leading()
+    monkeypatch.setattr("meshwright.train.elastic.nodes.MOST_GUESTS", 3)
+    strangers = [socket.create_connection(("127.0.0.1", nodes._port)) for _ in range(5)]
+    turned(nodes, lambda: len(nodes._guests) == 3)
+    assert nodes._listener is not None and nodes._listener.fileno() not in nodes.waitables()
+    for stranger in strangers:
+        stranger.close()
+    turned(nodes, lambda: nodes._num_refused == 5)
+    assert nodes._listener.fileno() in nodes.waitables()
+    said = capfd.readouterr().err
+    assert said.count("was refused:") == 2 and "2 connections were refused; the next ones are counted" in said
+
+
 def test_a_taken_port_is_wrong_input() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match="cannot wait for the other nodes"):
         Nodes([1, 1], "127.0.0.1", taken.getsockname()[1]).open()

@@ -32,6 +32,7 @@ from meshwright.train.launch import LOCALHOST, MEETING_S, Child, Failure
 LOOK_S = 0.2
 BEAT_S = 0.5  # between two messages that only say that this end is there
 MOST_GUESTS = 64  # connections that have not proven themselves
+MOST_LINES = 20  # of refused connections; the others are counted
 LEAVE_S = 3.0  # in which the others may read that the run is over
 HERE = 0  # the position of this process's own ranks
 # What the leading supervisor says, and what the others say.
@@ -137,7 +138,7 @@ class Nodes:
         self._losses: list[Loss] = []
         self._listener: socket.socket | None = None
         self._looked_s = self._beaten_s = time.monotonic()
-        self._num_started = 0
+        self._num_started = self._num_refused = 0
         self._has_met = False  # until then a spare takes no position: the node that it belongs to may only be late
 
     @property
@@ -213,7 +214,9 @@ class Nodes:
     def waitables(self) -> list[int]:
         """What becomes readable when another node says something."""
         found = [node.channel.fileno() for node in self._nodes] + [guest.fileno() for guest in self._guests]
-        return [*found, self._listener.fileno()] if self._listener else found
+        if self._listener is None or len(self._guests) >= MOST_GUESTS:  # it would stay readable: nobody is taken in
+            return found
+        return [*found, self._listener.fileno()]
 
     def turn(self, refusals: list[InputError] | None = None) -> None:
         """Read what has come, send what is waiting, and look who has gone silent. Nodes that were refused are added to `refusals`."""
@@ -300,11 +303,19 @@ class Nodes:
             except Refused as error:
                 self._guests.remove(guest)
                 guest.connection.close()
-                print(f"meshwright: a connection from {guest.address} was refused: {error}", file=sys.stderr, flush=True)
+                self._tell_of_refusal(guest.address, str(error))
                 continue
             if found is not None:
                 self._guests.remove(guest)
                 self._nodes.append(Node(found[0], guest.address, found[1]))
+
+    def _tell_of_refusal(self, address: str, why: str) -> None:
+        """Say that a connection was refused; of many the first are named, and then every 1,000 are counted."""
+        self._num_refused += 1
+        if self._num_refused <= MOST_LINES:
+            _tell(f"meshwright: a connection from {address} was refused: {why}")
+        if self._num_refused == MOST_LINES or self._num_refused % 1000 == 0:
+            _tell(f"meshwright: {self._num_refused} connections were refused; the next ones are counted, and not named one by one")
 
     def _hear(self, node: Node, what: str, detail: Mapping[str, Any], refusals: list[InputError] | None) -> None:
         if what == FACTS:
@@ -328,7 +339,7 @@ class Nodes:
         error = self._trouble(node, facts)
         if error is not None:
             self._send_away(node, REFUSED, what=str(error.what), fix=str(error.fix or ""))
-            print(f"meshwright: {node.words} was refused: {error.what}", file=sys.stderr, flush=True)
+            _tell(f"meshwright: {node.words} was refused: {error.what}")
             if refusals is not None:
                 refusals.append(error)
             return
@@ -340,7 +351,7 @@ class Nodes:
         else:
             self._fill_positions()
         seat = "is a spare" if node.position is None else f"has position {node.position}"
-        print(f"meshwright: {node.words} has come, and {seat}", file=sys.stderr, flush=True)
+        _tell(f"meshwright: {node.words} has come, and {seat}")
 
     def _trouble(self, node: Node, facts: Mapping[str, Any]) -> InputError | None:
         told = {str(key): str(value) for key, value in facts.items()}
@@ -369,7 +380,7 @@ class Nodes:
         failure = Failure(reason="node", rank=None, message=message, noticed_s=time.monotonic(), from_outside=True)
         self._losses.append(Loss(failure=failure, processes=processes))
         if not processes:
-            print(f"meshwright: {message}", file=sys.stderr, flush=True)
+            _tell(f"meshwright: {message}")
         self._fill_positions()
 
     def _fill_positions(self) -> None:
@@ -378,6 +389,12 @@ class Nodes:
             spare = next((node for node in self._nodes if node.position is None and node.is_checked), None)
             if spare is not None and not self.is_there(position):
                 spare.position = position
+
+
+def _tell(text: str) -> None:
+    """Print a line, if anybody still reads: a lost terminal must not end the run."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _numeric(host: str) -> str:
