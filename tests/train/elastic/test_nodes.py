@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -327,7 +328,19 @@ def test_many_strangers_cost_no_core_and_few_lines(capfd: pytest.CaptureFixture[
     assert said.count("was refused:") == 2 and "2 connections were refused; the next ones are counted" in said
 
 
-def test_a_taken_port_is_wrong_input() -> None:
+def test_a_port_that_becomes_free_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    nodes = Nodes([1, 1], "127.0.0.1", taken.getsockname()[1])
+    ending = threading.Timer(1.0, taken.close)
+    ending.start()
+    nodes.open()
+    ending.join()
+    assert nodes.are_several and "another program listens at 127.0.0.1:" in capfd.readouterr().err
+    nodes.close(0)
+
+
+def test_a_taken_port_is_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.train.elastic.nodes.TAKEN_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match="cannot wait for the other nodes"):
         Nodes([1, 1], "127.0.0.1", taken.getsockname()[1]).open()
 

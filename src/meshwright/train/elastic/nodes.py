@@ -10,6 +10,7 @@ hears as little of this one, and ends its ranks before that (`follower.SHARE`), 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -33,6 +34,7 @@ LOOK_S = 0.2
 BEAT_S = 0.5  # between two messages that only say that this end is there
 MOST_GUESTS = 64  # connections that have not proven themselves
 MOST_LINES = 20  # of refused connections; the others are counted
+TAKEN_S = 45.0  # in which a supervisor that leads no longer has saved: --grace, which is 30 s, and some more
 LEAVE_S = 3.0  # in which the others may read that the run is over
 HERE = 0  # the position of this process's own ranks
 # What the leading supervisor says, and what the others say.
@@ -159,7 +161,7 @@ class Nodes:
     def open(self) -> None:
         """Listen for the supervisors of other nodes."""
         try:
-            self._listener = socket.create_server((self.bind_host, self._port), backlog=MOST_GUESTS)
+            self._listener = self._listening()
         except OSError as error:
             raise InputError(
                 f"cannot wait for the other nodes: {error.strerror or error}",
@@ -167,6 +169,20 @@ class Nodes:
                 fix="name an address of this node, and a port that is free",
             ) from None
         self._listener.setblocking(False)
+
+    def _listening(self) -> socket.socket:
+        """The port, once it is free: a leading supervisor whose ssh connection was lost may still be saving."""
+        until_s, has_told = time.monotonic() + TAKEN_S, False
+        while True:
+            try:
+                return socket.create_server((self.bind_host, self._port), backlog=MOST_GUESTS)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > until_s:
+                    raise
+            if not has_told:
+                _tell(f"meshwright: another program listens at {self._host}:{self._port}; waiting up to {TAKEN_S:g} s for it to end")
+            has_told = True
+            time.sleep(LOOK_S)
 
     def meet(self) -> None:
         """Wait until every position has a node that would train the same run; otherwise an error."""
