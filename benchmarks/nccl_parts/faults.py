@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faults
+import injected
 from small_run import Command, Small, make_corpus, steps_of, train, until
 
 from meshwright.record.run import read_run
@@ -38,7 +38,7 @@ class Fault:
     status: str
     calls: str = ""  # what the flight recorders must say, as a pattern: which collective, who had entered it, who had not
     within_s: float = ENDS_WITHIN_S
-    before: Callable[..., None] = faults.slow_steps
+    before: Callable[..., None] = injected.slow_steps
     with_: tuple[Any, ...] = (SLOW_S,)
 
 
@@ -59,7 +59,7 @@ FAULTS = (
     Fault("rank 2 killed", _signal(signal.SIGKILL, 2), 1, "rank 2 was killed by SIGKILL", "failed", missing(2)),
     Fault("rank 0 killed", _signal(signal.SIGKILL, 0), 1, "rank 0 was killed by SIGKILL", "failed", missing(0)),
     Fault("rank 2 stopped", _signal(signal.SIGSTOP, 2), EXIT_HUNG, "rank 2 (", "failed", missing(2)),
-    Fault("NaN on rank 1", None, 1, "is NaN or infinite: first on rank 1", "failed", "", 60.0, faults.no_number, (1, 3)),
+    Fault("NaN on rank 1", None, 1, "is NaN or infinite: first on rank 1", "failed", "", 60.0, injected.no_number, (1, 3)),
 )
 
 

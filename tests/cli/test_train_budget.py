@@ -22,7 +22,7 @@ from meshwright.train.job import TrainingJob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
-import faults
+import injected
 from small_run import EVALUATION, NO_RANKS, Small, events_of, make_corpus, steps_of, train
 
 from meshwright.cli.main import main
@@ -58,7 +58,7 @@ DOLLAR_A_SECOND = ("--price", "3600USD/h")
 
 def test_a_run_over_its_budget_is_saved_and_stopped_and_goes_on_with_more(small: Path, tmp_path: Path) -> None:
     given = ("--steps", "400", "--name", "a", *DOLLAR_A_SECOND)
-    command = train(tmp_path, small, *given, "--budget", "10USD", before=faults.slow_steps, with_=(0.1,))
+    command = train(tmp_path, small, *given, "--budget", "10USD", before=injected.slow_steps, with_=(0.1,))
     assert command.wait() == 0, command.err
     run = tmp_path / "runs" / "a"
     done = len(steps_of(run))
@@ -90,7 +90,7 @@ def test_a_run_over_its_budget_is_saved_and_stopped_and_goes_on_with_more(small:
 
 def test_a_budget_outlives_the_files_it_was_recorded_in(small: Path, tmp_path: Path) -> None:
     given = ("--steps", "400", "--name", "a", *DOLLAR_A_SECOND)
-    assert train(tmp_path, small, *given, "--budget", "10USD", before=faults.slow_steps, with_=(0.1,)).wait() == 0
+    assert train(tmp_path, small, *given, "--budget", "10USD", before=injected.slow_steps, with_=(0.1,)).wait() == 0
     run = tmp_path / "runs" / "a"
     (run / "events.jsonl").unlink()
     silent = train(tmp_path, "--name", "a", "--resume")

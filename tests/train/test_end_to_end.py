@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import faults
+import injected
 import numpy as np
 import pytest
 from small_run import EVALUATION, MODEL, Command, Small, events_of, free_port, last_step, session, start, steps_of, tensors_of, train, until
@@ -67,7 +67,7 @@ def unbroken(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slow_run(plan: Path, tmp_path: Path) -> Callable[..., Command]:
     """Starts the same run with steps so slow that a test can step in."""
 
-    def start(*arguments: str, before: Callable[..., None] = faults.slow_steps, with_: tuple[Any, ...] = (SLOW_S,)) -> Command:
+    def start(*arguments: str, before: Callable[..., None] = injected.slow_steps, with_: tuple[Any, ...] = (SLOW_S,)) -> Command:
         given = ("--steps", str(NUM_STEPS), "--name", "a", "--checkpoint-every", "3", *arguments)
         return train(tmp_path, plan, *given, before=before, with_=with_)
 
@@ -141,7 +141,7 @@ def test_the_death_of_the_rank_that_records_is_recorded(slow_run: Callable[..., 
 
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_rank_that_exits_in_mid_run_is_named(plan: Path, tmp_path: Path, code: int) -> None:
-    command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.exits, with_=(1, 2, code))
+    command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=injected.exits, with_=(1, 2, code))
     assert command.wait() == 1
     message = f"rank 1 ended with exit code {code} before the end of the run, without a message"
     assert command.err.splitlines()[0] == f"meshwright: {message}"
@@ -168,7 +168,7 @@ def test_a_kill_loses_no_step_that_was_done(slow_run: Callable[..., Command], tm
 
 
 @pytest.mark.parametrize(
-    ("layout", "pace"), [("dp=2,zero=0", faults.slow_steps), ("dp=2,tp=2,zero=1", faults.slow_steps), ("dp=2,zero=0", faults.resting)]
+    ("layout", "pace"), [("dp=2,zero=0", injected.slow_steps), ("dp=2,tp=2,zero=1", injected.slow_steps), ("dp=2,zero=0", injected.resting)]
 )
 def test_a_run_that_keeps_going_does_without_a_lost_replica(
     small: Small, tmp_path: Path, layout: str, pace: Callable[[float], None]
@@ -199,7 +199,7 @@ def test_a_run_whose_ranks_are_all_stopped_is_started_again(small: Small, tmp_pa
     run, limit_s = tmp_path / "runs" / "a", 2.0
     more = ("--checkpoint-every", "3", "--keep-going", "--steps", "16", "--stall-timeout", str(limit_s))
     plan = small.plan_file(tmp_path / "plan.json", layout)
-    command = train(tmp_path, plan, "--name", "a", *more, before=faults.slow_steps, with_=(SLOW_S,))
+    command = train(tmp_path, plan, "--name", "a", *more, before=injected.slow_steps, with_=(SLOW_S,))
     command.step(run, 5)
     for pid in sorted(command.others())[1:]:  # the first process hosts the store
         os.kill(pid, signal.SIGSTOP)
@@ -220,7 +220,7 @@ def gloo_groups(pid: int) -> int:
 def test_replicas_join_and_leave_a_run_that_trains(small: Small, tmp_path: Path) -> None:
     run, more = tmp_path / "runs" / "a", ("--keep-going", "--steps", "30", "--name", "a")
     plan = small.plan_file(tmp_path / "plan.json", "dp=2,zero=2")
-    command = train(tmp_path, plan, *more, before=faults.slow_steps, with_=(SLOW_S,))
+    command = train(tmp_path, plan, *more, before=injected.slow_steps, with_=(SLOW_S,))
     num_groups = []
     for dp in (3, 1):
         command.step(run, last_step(run) + SETTLED + 1)
@@ -250,7 +250,7 @@ def on_two_nodes(small: Small, tmp_path: Path) -> Callable[..., Command]:
     def started(node: int, *more: str, tag: str = "") -> Command:
         given = ["train", plan, "--name", "a", "--runs", tmp_path / "runs", "--keep-going", "--node", str(node), *meeting, *more]
         threads = {"OMP_NUM_THREADS": "1"}  # as in the run on one machine that it is compared with
-        return start(tmp_path / f"node{node}{tag}", given, before=faults.slow_steps, with_=(SLOW_S,), environment=threads)
+        return start(tmp_path / f"node{node}{tag}", given, before=injected.slow_steps, with_=(SLOW_S,), environment=threads)
 
     return started
 
@@ -295,7 +295,7 @@ def test_a_slow_replica_gets_fewer_micro_batches_while_others_come_and_go(small:
     """Eight micro-batches do not divide among three replicas. A list of memberships has the deals too, so it gives the same bits."""
     run, more = tmp_path / "runs" / "a", ("--keep-going", "--steps", "140", "--checkpoint-every", "140", "--name", "a")
     plan = small.plan_file(tmp_path / "plan.json", "dp=4,mbs=1")
-    command = train(tmp_path, plan, *more, "--rebalance", before=faults.drawn_times, with_=(0.2, 0.02, {1: 2.0}))
+    command = train(tmp_path, plan, *more, "--rebalance", before=injected.drawn_times, with_=(0.2, 0.02, {1: 2.0}))
     command.step(run, 49)
     until(lambda: events_of(run, "rebalanced"), lambda: command.err, command)
     ask_for_replicas(run, 3)
@@ -315,7 +315,7 @@ def test_a_slow_replica_gets_fewer_micro_batches_while_others_come_and_go(small:
 def test_a_fault_that_comes_again_ends_a_run_that_keeps_going(small: Small, tmp_path: Path) -> None:
     plan = small.plan_file(tmp_path / "plan.json", "tp=2")  # one replica: all ranks are started again
     arguments = ("--steps", "8", "--name", "a", "--checkpoint-every", "3", "--keep-going")
-    command = train(tmp_path, plan, *arguments, before=faults.broken, with_=(1, 5))
+    command = train(tmp_path, plan, *arguments, before=injected.broken, with_=(1, 5))
     assert command.wait() == 1
     # The ranks of a lost replica are ended at once, so its last step may be in no record yet.
     assert re.search(r"not started again: the same happened at step [45] before \(incident 1\)", command.err)
@@ -371,7 +371,7 @@ def test_sigterm_without_saving_does_not_promise_a_checkpoint(slow_run: Callable
 
 def test_a_rank_that_cannot_save_stops_nobody(plan: Path, tmp_path: Path) -> None:
     given = ("--steps", "8", "--name", "a", "--checkpoint-every", "3")
-    command = train(tmp_path, plan, *given, before=faults.failing_mkdir, with_=(1, 3))
+    command = train(tmp_path, plan, *given, before=injected.failing_mkdir, with_=(1, 3))
     assert command.wait(60) == 0, command.err
     failed = events_of(tmp_path / "runs" / "a", "checkpoint_failed")
     assert [(event["saved_step"], event["message"]) for event in failed] == [
@@ -381,7 +381,7 @@ def test_a_rank_that_cannot_save_stops_nobody(plan: Path, tmp_path: Path) -> Non
 
 
 def test_a_rank_that_cannot_save_the_end_is_one_message(plan: Path, tmp_path: Path) -> None:
-    command = train(tmp_path, plan, "--steps", "3", "--name", "a", before=faults.failing_mkdir, with_=(1, 3))
+    command = train(tmp_path, plan, "--steps", "3", "--name", "a", before=injected.failing_mkdir, with_=(1, 3))
     assert command.wait(60) == 1
     assert command.err.startswith("meshwright: the last checkpoint, of step 3, was not saved: rank 1 could not save: cannot begin")
     assert command.err.count("meshwright:") == 1
@@ -390,7 +390,7 @@ def test_a_rank_that_cannot_save_the_end_is_one_message(plan: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_refused_run_leaves_no_folder_in_the_way_of_the_next(rank: int, plan: Path, tmp_path: Path) -> None:
-    command = train(tmp_path, plan, "--steps", "1", "--name", "a", before=faults.refused, with_=(rank,))
+    command = train(tmp_path, plan, "--steps", "1", "--name", "a", before=injected.refused, with_=(rank,))
     assert command.wait() == 2
     assert "no use for this job" in command.err
     assert not (tmp_path / "runs" / "a").exists()
@@ -413,7 +413,7 @@ def test_a_run_that_goes_on_is_not_resumed_a_second_time(slow_run: Callable[...,
 def test_two_resumes_at_the_same_moment(slow_run: Callable[..., Command], tmp_path: Path) -> None:
     assert slow_run("--steps", "3").wait() == 0
     given = ("--runs", tmp_path / "runs", "--name", "a", "--resume", "--steps", "6", "--checkpoint-every", "1")
-    both = [train(tmp_path / name, *given, before=faults.slow_steps, with_=(0.5,)) for name in ("one", "two")]
+    both = [train(tmp_path / name, *given, before=injected.slow_steps, with_=(0.5,)) for name in ("one", "two")]
     assert sorted(command.wait() for command in both) == [0, 2]
     assert [step["step"] for step in steps_of(tmp_path / "runs" / "a")] == [1, 2, 3, 4, 5, 6]
 
@@ -422,7 +422,7 @@ def test_a_run_goes_on_as_it_was_started(small: Small, tmp_path: Path) -> None:
     plan = small.plan_file(tmp_path / "plan.json", "dp=2", training={"corpus": "nowhere"})
     corpus = os.path.relpath(small.corpus, tmp_path)  # from another folder this leads nowhere
     given = ("--corpus", corpus, "--seed", "5", "--steps", "30", "--keep", "2", "--name", "first run")
-    command = train(tmp_path, plan, *given, before=faults.slow_steps, with_=(SLOW_S,))
+    command = train(tmp_path, plan, *given, before=injected.slow_steps, with_=(SLOW_S,))
     run = tmp_path / "runs" / "first run"
     command.step(run, 2)
     os.kill(command.pid, signal.SIGTERM)
@@ -463,7 +463,7 @@ def test_a_plan_written_by_hand_is_refused_in_the_planners_words(small: Small, t
 def test_a_job_that_is_restarted_starts_or_goes_on(plan: Path, tmp_path: Path) -> None:
     given = (plan, "--name", "a", "--resume-if-exists", "--steps")
     run = tmp_path / "runs" / "a"
-    killed = train(tmp_path, *given, "40", before=faults.slow_steps, with_=(SLOW_S,))
+    killed = train(tmp_path, *given, "40", before=injected.slow_steps, with_=(SLOW_S,))
     killed.step(run, 2)
     os.kill(killed.pid, signal.SIGKILL)  # before its first checkpoint
     killed.wait()
@@ -477,7 +477,7 @@ def test_a_job_that_is_restarted_starts_or_goes_on(plan: Path, tmp_path: Path) -
 
 
 def test_a_run_that_has_no_save_interval_saves_by_the_clock(plan: Path, tmp_path: Path) -> None:
-    command = train(tmp_path, plan, "--steps", "400", "--name", "a", before=faults.hasty_clock, with_=(0.3, SLOW_S))
+    command = train(tmp_path, plan, "--steps", "400", "--name", "a", before=injected.hasty_clock, with_=(0.3, SLOW_S))
     run = tmp_path / "runs" / "a"
     until(lambda: (run / "events.jsonl").exists() and events_of(run, "checkpoint"), command=command)
     os.kill(command.pid, signal.SIGKILL)
@@ -542,7 +542,7 @@ def test_what_must_be_the_same_to_go_on(small: Small, plan: Path, tmp_path: Path
     go_on = ("--name", "a", "--resume", "--steps", "2")
     changes = (
         (("--seed", "1"), None, "plan", ": the seed is 0 in the checkpoint and 1 now (--seed)"),
-        ((), faults.other_code, "code", " in code"),
+        ((), injected.other_code, "code", " in code"),
         ((str(other),), None, "plan", ": workload.training.learning_rate is 0.003 in the run's plan and 0.001 now"),
     )
     for arguments, before, what, message in changes:
@@ -559,7 +559,7 @@ def test_what_must_be_the_same_to_go_on(small: Small, plan: Path, tmp_path: Path
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.long)])
 def test_a_disk_that_fails(plan: Path, tmp_path: Path, number: int) -> None:
     arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "2")
-    command = train(tmp_path, plan, *arguments, before=faults.failing_disk, with_=(number, "disk", 4))
+    command = train(tmp_path, plan, *arguments, before=injected.failing_disk, with_=(number, "disk", 4))
     assert command.wait() == 1
     run = tmp_path / "runs" / "a"
     why = os.strerror(number)
@@ -573,7 +573,7 @@ def test_a_disk_that_fails(plan: Path, tmp_path: Path, number: int) -> None:
 
 def test_records_that_cannot_be_written_end_the_run(plan: Path, tmp_path: Path) -> None:
     arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1")
-    command = train(tmp_path, plan, *arguments, before=faults.full_records, with_=(3,))
+    command = train(tmp_path, plan, *arguments, before=injected.full_records, with_=(3,))
     assert command.wait() == 1
     assert command.err.startswith("meshwright: cannot record the run: No space left on device\n  where: runs/a/steps.jsonl")
     assert all(np.isfinite(tensor).all() for tensor in tensors_of(name_of(tmp_path / "runs" / "a", 2)).values())
@@ -581,7 +581,7 @@ def test_records_that_cannot_be_written_end_the_run(plan: Path, tmp_path: Path) 
 
 def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Path) -> None:
     arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1", "--skip-batches", "0")
-    command = train(tmp_path, plan, *arguments, before=faults.no_number, with_=(1, 3))
+    command = train(tmp_path, plan, *arguments, before=injected.no_number, with_=(1, 3))
     assert command.wait() == 1
     run = tmp_path / "runs" / "a"
     message = "first on rank 1 (tp 0, cp 0, pp 0, dp 1) in layer 0 in the forward of micro-batch 0 (samples 26, 27)"
@@ -592,7 +592,7 @@ def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Pat
 
 
 def test_a_gradient_that_is_too_large_is_reported_and_training_goes_on(plan: Path, tmp_path: Path) -> None:
-    command = train(tmp_path, plan, "--steps", "14", "--name", "a", "--no-save", before=faults.large_gradient, with_=(1, 12, 1e5))
+    command = train(tmp_path, plan, "--steps", "14", "--name", "a", "--no-save", before=injected.large_gradient, with_=(1, 12, 1e5))
     assert command.wait() == 0, command.err
     run = tmp_path / "runs" / "a"
     (event,) = events_of(run, "gradient_spike")
@@ -604,7 +604,7 @@ def test_a_gradient_that_is_too_large_is_reported_and_training_goes_on(plan: Pat
 @pytest.mark.parametrize("where, bit, num_steps", [("sum", 23, 1), ("weight", 0, NUM_PARTS)])
 def test_a_flipped_bit_is_found_and_the_rank_named(small: Small, tmp_path: Path, where: str, bit: int, num_steps: int) -> None:
     plan = small.plan_file(tmp_path / "plan.json", "dp=3,mbs=1,zero=0", global_batch=3)
-    command = train(tmp_path, plan, "--steps", "80", "--name", "a", "--no-save", before=faults.flipped_bit, with_=(1, 5, bit, where))
+    command = train(tmp_path, plan, "--steps", "80", "--name", "a", "--no-save", before=injected.flipped_bit, with_=(1, 5, bit, where))
     assert command.wait() == 1
     (event,) = events_of(tmp_path / "runs" / "a", "damage")
     assert (event["ranks"], event["what"]) == ([1], "sum" if where == "sum" else "state")
@@ -613,7 +613,7 @@ def test_a_flipped_bit_is_found_and_the_rank_named(small: Small, tmp_path: Path,
 
 
 def test_an_unforeseen_failure_is_reported_once(plan: Path, tmp_path: Path) -> None:
-    command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.broken, with_=(1, 2))
+    command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=injected.broken, with_=(1, 2))
     assert command.wait() == 1
     assert command.err.startswith("meshwright: rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB\n")
     assert command.err.count("meshwright: ") == 1
@@ -624,7 +624,7 @@ def test_an_unforeseen_failure_is_reported_once(plan: Path, tmp_path: Path) -> N
 def test_a_slow_rank_is_named_within_50_steps(small: Small, tmp_path: Path) -> None:
     """The times of the ranks are drawn, because on a busy machine other ranks may be as slow: the rest of the way is the real one."""
     plan, run = small.plan_file(tmp_path / "plan.json", "dp=3,mbs=1", global_batch=3), tmp_path / "runs" / "a"
-    command = train(tmp_path, plan, "--steps", "50", "--name", "a", "--no-save", before=faults.drawn_times, with_=(0.2, 0.05, {1: 1.3}))
+    command = train(tmp_path, plan, "--steps", "50", "--name", "a", "--no-save", before=injected.drawn_times, with_=(0.2, 0.05, {1: 1.3}))
     assert command.wait() == 0, command.err
     named = events_of(run, "slow_rank")
     assert [event["rank"] for event in named] == [1]
@@ -636,7 +636,7 @@ def test_a_slow_rank_is_named_within_50_steps(small: Small, tmp_path: Path) -> N
 def test_a_hang_is_ended_and_explained(slow_run: Callable[..., Command], tmp_path: Path, how: str) -> None:
     run = tmp_path / "runs" / "a"
     if how == "asleep":
-        command = slow_run("--stall-timeout", "2", before=faults.stuck, with_=(1, 3))
+        command = slow_run("--stall-timeout", "2", before=injected.stuck, with_=(1, 3))
     else:
         command = slow_run("--stall-timeout", "2")
         ranks = command.ranks(2)
@@ -675,7 +675,7 @@ def test_steps_that_are_profiled_say_how_much_communication_is_hidden(plan: Path
 
 def test_slow_evaluations_and_saves_are_no_hang(plan: Path, tmp_path: Path) -> None:
     arguments = ("--steps", "4", "--name", "a", "--checkpoint-every", "2", "--stall-timeout", "1")
-    command = train(tmp_path, plan, *arguments, before=faults.slow_evaluation, with_=(1, 4.0))
+    command = train(tmp_path, plan, *arguments, before=injected.slow_evaluation, with_=(1, 4.0))
     assert command.wait() == 0, command.err
     assert not events_of(tmp_path / "runs" / "a", "stall")
 

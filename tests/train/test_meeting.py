@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import faults
+import injected
 import pytest
 import torch.distributed as dist
 from small_run import free_port, launched, start, steps_of, until
@@ -63,7 +63,7 @@ def test_a_restart_does_not_find_the_addresses_of_dead_ranks(plan_of_two: Path, 
     arguments = (plan_of_two, "--steps", "3", "--rendezvous-timeout", "40", "--no-save")
     environment = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     for attempt, dead in enumerate((1, None)):
-        given = {"environment": environment, "before": faults.exits, "with_": (dead, 1, 3)}
+        given = {"environment": environment, "before": injected.exits, "with_": (dead, 1, 3)}
         both = [launched(tmp_path / str(attempt), rank, agents_store.port, *arguments, **given) for rank in (0, 1)]
         assert [command.wait(60.0) for command in both] == ([1, 3] if dead else [0, 0]), both[0].err
     assert len(steps_of(tmp_path / "1" / "runs" / "a")) == 3

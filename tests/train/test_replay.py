@@ -7,7 +7,7 @@ import math
 import socket
 from pathlib import Path
 
-import faults
+import injected
 import pytest
 from small_run import Small, events_of, steps_of, train
 
@@ -62,7 +62,7 @@ def test_an_error_that_passes_leaves_no_trace_in_the_weights(
 ) -> None:
     plan, losses, weights = undisturbed[layout]
     arguments = ("--steps", str(NUM_STEPS), "--name", "a", "--keep", "1", "--bad-nodes", str(tmp_path / "bad.json"))
-    command = train(tmp_path, plan, *arguments, before=faults.passing, with_=(what, rank, FAULTY, late))
+    command = train(tmp_path, plan, *arguments, before=injected.passing, with_=(what, rank, FAULTY, late))
     assert command.wait() == 0, command.err
     run = tmp_path / "runs" / "a"
     (event,) = events_of(run, "replay")
@@ -76,7 +76,7 @@ def test_an_error_that_passes_leaves_no_trace_in_the_weights(
 
 def test_samples_that_always_fail_are_skipped(small: Small, tmp_path: Path) -> None:
     plan, run = small.plan_file(tmp_path / "plan.json", "dp=2,mbs=2"), tmp_path / "runs" / "a"
-    command = train(tmp_path, plan, "--steps", "6", "--name", "a", before=faults.bad_samples, with_=(26, 27))
+    command = train(tmp_path, plan, "--steps", "6", "--name", "a", before=injected.bad_samples, with_=(26, 27))
     assert command.wait() == 0, command.err
     (event,) = events_of(run, "replay")
     assert (event["outcome"], event["first_sample"], event["last_sample"]) == ("skipped", 24, 31)
@@ -89,7 +89,7 @@ def test_samples_that_always_fail_are_skipped(small: Small, tmp_path: Path) -> N
 def test_a_run_that_skips_too_often_stops_and_says_what_was_tried(small: Small, tmp_path: Path) -> None:
     plan, run = small.plan_file(tmp_path / "plan.json", "dp=2,mbs=2"), tmp_path / "runs" / "a"
     arguments = ("--steps", "6", "--name", "a", "--skip-batches", "2")
-    command = train(tmp_path, plan, *arguments, before=faults.bad_samples, with_=(24, 10**6))
+    command = train(tmp_path, plan, *arguments, before=injected.bad_samples, with_=(24, 10**6))
     assert command.wait() == 1
     assert [event["outcome"] for event in events_of(run, "replay")] == ["skipped", "skipped"]
     assert "the loss of step 4 (samples 40 to 47) is NaN or infinite: first on rank" in command.err
@@ -101,7 +101,7 @@ def test_a_run_that_skips_too_often_stops_and_says_what_was_tried(small: Small, 
 def test_a_state_that_differs_goes_back_to_a_sound_checkpoint(small: Small, tmp_path: Path) -> None:
     plan, run = small.plan_file(tmp_path / "plan.json", "dp=3,mbs=1,zero=0", global_batch=3), tmp_path / "runs" / "a"
     arguments = ("--steps", "80", "--name", "a", "--keep-going", "--checkpoint-every", "3", "--keep", "50")
-    command = train(tmp_path, plan, *arguments, before=faults.flipped_bit, with_=(1, 5, 0, "weight"))
+    command = train(tmp_path, plan, *arguments, before=injected.flipped_bit, with_=(1, 5, 0, "weight"))
     assert command.wait() in (0, 1), (
         command.err
     )  # the same bit is flipped again after the restart, because the fault is a patch of the code
@@ -118,7 +118,7 @@ def test_a_slow_replica_gets_fewer_micro_batches_and_the_losses_stay(small: Smal
     for name in ("even", "dealt"):
         options = ("--rebalance",) if name == "dealt" else ()
         arguments = ("--steps", "60", "--name", name, "--no-save", *options)
-        command = train(tmp_path, plan, *arguments, before=faults.drawn_times, with_=(0.2, 0.02, {1: 2.0}))
+        command = train(tmp_path, plan, *arguments, before=injected.drawn_times, with_=(0.2, 0.02, {1: 2.0}))
         assert command.wait() == 0, command.err
     even, dealt = (steps_of(tmp_path / "runs" / name) for name in ("even", "dealt"))
     (event,) = events_of(tmp_path / "runs" / "dealt", "rebalanced")

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from meshwright.describe.model import Model
+from meshwright.layout import Layout
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.alone import Alone
 from meshwright.train.parallel.buckets import Numbers
 
 MODEL = Model(name="m", num_layers=2, hidden=16, ffn_hidden=32, num_heads=2, num_kv_heads=1, head_dim=8, vocab_size=32)
-MESH = SimpleNamespace(tp=SimpleNamespace(size=1, index=0), ep=SimpleNamespace(size=1, index=0), device=torch.device("cpu"))
+ONE = SimpleNamespace(size=1, index=0)
+MESH = SimpleNamespace(tp=ONE, ep=ONE, layout=Layout(), device=torch.device("cpu"))
 
 
 def made(numbers: Numbers) -> tuple[Transformer, Alone]:

@@ -7,7 +7,7 @@ import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import faults
+import injected
 import pytest
 import torch.distributed as dist
 from small_run import events_of, free_port, last_step, launched
@@ -26,7 +26,7 @@ from meshwright.train.record.ending import gone_ranks, loss_in_words, notices_fi
 def test_under_another_launcher_a_rank_that_is_left_records_the_end(plan_of_two: Path, tmp_path: Path, dead: int) -> None:
     port, run = free_port(), tmp_path / "runs" / "a"
     arguments = (plan_of_two, "--steps", "5", "--rendezvous-timeout", "40")
-    both = [launched(tmp_path, rank, port, *arguments, before=faults.exits, with_=(dead, 2, 3)) for rank in (0, 1)]
+    both = [launched(tmp_path, rank, port, *arguments, before=injected.exits, with_=(dead, 2, 3)) for rank in (0, 1)]
     codes = [command.wait(60.0) for command in both]
     assert (codes[dead], codes[1 - dead]) == (3, 1)
     assert read_run(run).header.status == "failed"
