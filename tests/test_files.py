@@ -14,7 +14,7 @@ import pytest
 from meshwright import files
 from meshwright.cli.main import main
 from meshwright.errors import InputError
-from meshwright.files import check_ending, read_bytes, read_text, write_whole
+from meshwright.files import check_ending, check_target, read_bytes, read_text, write_whole
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -173,3 +173,12 @@ def test_every_option_that_writes_a_file_checks_its_ending(words, option, name, 
     monkeypatch.chdir(tmp_path)
     assert main([*words.split(), option, name]) == 2
     assert name.rpartition("=")[2] in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_file_whose_folder_is_missing_is_refused_before_long_work(tmp_path):
+    check_target(None, "the page", ".html")
+    check_target(tmp_path / "page.html", "the page", ".html")
+    with pytest.raises(InputError, match="cannot write the page: there is no folder .*/none"):
+        check_target(tmp_path / "none" / "page.html", "the page", ".html")
+    with pytest.raises(InputError, match="written as .html, not page.json"):
+        check_target(tmp_path / "page.json", "the page", ".html")

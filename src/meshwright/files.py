@@ -55,6 +55,15 @@ def check_ending(path: Path | None, what: str, *endings: str) -> None:
         )
 
 
+def check_target(path: Path | None, what: str, *endings: str) -> None:
+    """The same before long work, after which the file is written: its folder must be there too."""
+    check_ending(path, what, *endings)
+    if path and not path.absolute().parent.is_dir():
+        raise InputError(
+            f"cannot write {what}: there is no folder {path.parent}", where=str(path), fix="make the folder, or choose another"
+        )
+
+
 def refusal(what: str, path: Path | str, error: OSError) -> InputError:
     """The error for something that the system refused: what, where, and what would help."""
     reason = error.strerror or str(error)

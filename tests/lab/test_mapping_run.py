@@ -11,7 +11,7 @@ from mapped import a_mapping, a_run, a_trial
 from meshwright.errors import MeshwrightError
 from meshwright.lab import mapping_run, ranks
 from meshwright.lab.description import Lab
-from meshwright.lab.mapping_run import busy_seconds, in_measured_order, tried, try_all, try_mapping
+from meshwright.lab.mapping_run import busy_seconds, in_measured_order, tried, try_all, try_mapping, unused_folder
 
 
 def test_the_median_of_steady_steps_counts_and_its_error_is_noted(tmp_path):
@@ -64,3 +64,14 @@ def test_core_time_of_the_machine_is_read_from_its_counters(tmp_path):
     path.write_text("cpu  100 20 30 4000 500 6 7 8 0 0\n")
     assert busy_seconds(path) == pytest.approx(1.63)
     assert mapping_run.children_seconds() >= 0.0
+
+
+def test_an_earlier_mapping_is_neither_mixed_with_nor_deleted(tmp_path):
+    wanted = tmp_path / "mappings"
+    assert unused_folder(wanted) == wanted
+    wanted.mkdir()
+    assert unused_folder(wanted) == wanted
+    (wanted / "runs").mkdir()
+    assert unused_folder(wanted) == tmp_path / "mappings-2"
+    (tmp_path / "mappings-2").write_text("a file of the user")
+    assert unused_folder(wanted) == tmp_path / "mappings-3"

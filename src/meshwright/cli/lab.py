@@ -242,7 +242,9 @@ def mapping(
         Path, typer.Argument(metavar="PLAN", help="A plan for the lab: its job, and its degrees, are mapped.", show_default=False)
     ],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all mappings.", show_default=False)] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the plans, logs and runs.")] = Path("mappings"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the plans, logs and runs; a number is added if it is in use.")] = Path(
+        "mappings"
+    ),
     budget: Annotated[
         float, typer.Option("--seconds", metavar="SECONDS", min=1.0, help="About how long the steps of each mapping may take.")
     ] = 30.0,
@@ -263,18 +265,18 @@ def mapping(
     """
     from meshwright.cli.show import show
     from meshwright.errors import InputError
-    from meshwright.files import check_ending
+    from meshwright.files import check_target
     from meshwright.job import Job
     from meshwright.lab import state, system
     from meshwright.lab.cluster import cluster_name
     from meshwright.lab.mapping import mappings
     from meshwright.lab.mapping_page import mapping_document, mapping_page, planned_document
-    from meshwright.lab.mapping_run import try_all
+    from meshwright.lab.mapping_run import try_all, unused_folder
     from meshwright.plan.plan import read_plan
     from meshwright.report.page.shell import write_page
 
     if html is not None:
-        check_ending(html, "the page", ".html", ".htm")
+        check_target(html, "the page", ".html", ".htm")
     system.check_able()
     made, wanted = state.read_state(name).lab, read_plan(plan)
     if wanted.cluster.name != cluster_name(made):
@@ -286,7 +288,10 @@ def mapping(
     if is_dry:
         show(planned_document(several, made, about), as_json=as_json)
         return
-    found = try_all(several, made, out, _num_cores(), budget, _say)
+    folder = unused_folder(out.absolute())
+    if folder.name != out.name:
+        _say(f"{out} is in use: everything is written to {folder.name} beside it")
+    found = try_all(several, made, folder, _num_cores(), budget, _say)
     document = mapping_document(found, made, about)
     if html is not None:
         write_page(html, mapping_page(found, made, about))
@@ -310,14 +315,14 @@ def scaling(steps: Steps = 24, html: Page = None, out: Folder = Path("scaling"),
       meshwright lab scaling --steps 40
     """
     from meshwright.cli.show import show
-    from meshwright.files import check_ending
+    from meshwright.files import check_target
     from meshwright.lab import state, system
     from meshwright.lab.trials import scaling as tried
     from meshwright.lab.trials_page import scaling_document, trial_page
     from meshwright.report.page.shell import write_page
 
     if html is not None:
-        check_ending(html, "the page", ".html", ".htm")
+        check_target(html, "the page", ".html", ".htm")
     system.check_able()
     made = state.read_state(name).lab
     document = scaling_document(tried(made, out, steps, _num_cores(), _say), made)
@@ -338,7 +343,7 @@ def faults(steps: Steps = 32, html: Page = None, out: Folder = Path("faults"), n
       meshwright lab faults --steps 60
     """
     from meshwright.cli.show import show
-    from meshwright.files import check_ending
+    from meshwright.files import check_target
     from meshwright.lab import state, system
     from meshwright.lab.guard import guarded
     from meshwright.lab.trials import faults as tried
@@ -346,7 +351,7 @@ def faults(steps: Steps = 32, html: Page = None, out: Folder = Path("faults"), n
     from meshwright.report.page.shell import write_page
 
     if html is not None:
-        check_ending(html, "the page", ".html", ".htm")
+        check_target(html, "the page", ".html", ".htm")
     system.check_able()
     made = state.read_state(name)
     with guarded("links", name, str(state.FOLDER)):

@@ -34,14 +34,14 @@ def noise(
     from meshwright.cli.noise_page import write_page
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
-    from meshwright.files import check_ending, write_whole
+    from meshwright.files import check_target, write_whole
     from meshwright.say.noise import noise_document, verdicts
     from meshwright.simulator.logs import step_logs
     from meshwright.simulator.noise_classes import CONSTANTS_FILE, json_text
     from meshwright.simulator.noise_fit import NoiseFit
 
-    check_ending(out, "the file of constants", ".json")
-    check_ending(html, "the page", ".html", ".htm")
+    check_target(out, "the file of constants", ".json")
+    check_target(html, "the page", ".html", ".htm")
     written: list[tuple[str, Path]] = []
     with progress_bar() as progress:
         logs = step_logs()

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Table
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,12 @@ def in_measured_order(several: Sequence[Tried]) -> list[tuple[Tried, Tried]]:
             if differs and (one.measured_s - other.measured_s) * (one.mapping.predicted_s - other.mapping.predicted_s) < 0:
                 wrong.append((one, other))
     return wrong
+
+
+def unused_folder(wanted: Path) -> Path:
+    """The folder, or the first of `wanted-2`, `wanted-3`, ... that holds nothing yet: runs are not mixed, and none is deleted."""
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([wanted], numbered) if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())))
 
 
 def busy_seconds(path: Path = STAT) -> float:
