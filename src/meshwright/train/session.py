@@ -27,6 +27,7 @@ from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_sta
 from meshwright.storage import Location
 from meshwright.train.checkpoint import CheckpointError, Manifest, Piece
 from meshwright.train.checks import check_job
+from meshwright.train.elastic.member import KEPT_AFTER_ERRORS
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.gate import Unsound
 from meshwright.train.health.limit import Limit
@@ -64,8 +65,6 @@ ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Kernels are loaded at the start, not when they are first called: loading one may wait for a receive that waits for another stage. For most
 # layouts `Replica.try_chunks` loads them in time; fully sharded weights cannot be tried backward without their replicas.
 LOADED_KERNELS = ("CUDA_MODULE_LOADING", "EAGER")
-# Without this a thread of torch ends the whole process when a communicator fails, and with it a replica that could go on.
-KEPT_AFTER_ERRORS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 # Messages between stages have a communicator for each direction, so torch's warning that they wait for one another does not apply.
 OWN_LANES = ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
@@ -89,7 +88,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
     _claim(device, place, regroup.member.num_sharing if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
     if is_gpu and regroup:
-        os.environ.setdefault(*KEPT_AFTER_ERRORS)
+        for setting in KEPT_AFTER_ERRORS.items():
+            os.environ.setdefault(*setting)
     os.environ.setdefault(*OWN_LANES)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -132,7 +132,10 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
             status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup, mirror)
     finally:
         watch.stop()
-    dist.destroy_process_group()
+    if regroup and is_gpu and status == CHANGED:  # NCCL destroys a communicator together with others: this rank leaves once all have come
+        torch.cuda.synchronize(device)
+    else:
+        dist.destroy_process_group()
     return status
 
 
