@@ -32,7 +32,7 @@ ARROW = (
     ("job",),
     ("predict.profile_choice", "predict.recompute"),
     ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality", "predict.mechanisms"),
-    ("predict.parameters",),
+    ("predict.parameters", "predict.shared_cores"),
     ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),
     ("layout",),
