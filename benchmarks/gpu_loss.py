@@ -25,7 +25,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ class Bench:
         folder.mkdir()
         given, pipe = self.given, self.mps.pipe if self.mps else None
         how = {"layout": given.layout, "shares": self.shares, "per_gpu": given.ranks_per_gpu, "mps": pipe, "is_dry": given.dry_run}
-        row = lost(folder, self.corpus(), self.clock, (1 + trial) % 2, **how)
+        row = whole(lambda: lost(folder, self.corpus(), self.clock, (1 + trial) % 2, **how))
         self.keep("loss", row)
         return row
 
@@ -130,8 +131,18 @@ class Bench:
         given, pipe = self.given, self.mps.pipe if self.mps else None
         shares = "alone" if given.replicas == 1 else self.shares
         how = {"model": given.model, "replicas": given.replicas, "shares": shares, "mps": pipe, "is_dry": given.dry_run}
-        self.keep("restart", {"disk_free_gb": shutil.disk_usage(folder).free / 1e9, **restarted(folder, self.corpus(), self.clock, **how)})
+        free = shutil.disk_usage(folder).free
+        row = whole(lambda: restarted(folder, self.corpus(), self.clock, **how))
+        self.keep("restart", {"disk_free_gb": free / 1e9, **row})
         shutil.rmtree(folder, ignore_errors=True)  # its checkpoint is large
+
+
+def whole(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a part found; if it broke itself, the call goes on with the next."""
+    try:
+        return part()
+    except Exception as error:
+        return {"trouble": f"the benchmark broke: {error}", "told": traceback.format_exc()}
 
 
 def say(text: str) -> None:

@@ -27,6 +27,7 @@ GPU_CLUSTER = "hgx-h200-ndr"
 MODELS = {"1b": "llama-3.2-1b", "3b": "llama-3.2-3b", "small": ""}
 LOSS_KILLED_AFTER, LOSS_MORE, MOST_STEPS = 12, 4, 10**5
 RESTART_EVERY, RESTART_TOKENS = 40, 512  # steps between checkpoints, so that no second one is being written when the rank is killed
+DRY_EVERY = 10
 RESTART_BATCH = 2
 STALL_S = 8.0
 END_S = 20.0  # in which a run must stop when it is asked to
@@ -171,9 +172,9 @@ def restarted(
     sizes: dict[str, Any] = {"global_batch": RESTART_BATCH * replicas}
     if not is_dry:
         sizes |= {"precision": "bf16-pure", "seq_len": RESTART_TOKENS}
-    layout = f"dp={replicas},zero=0,mbs={RESTART_BATCH}"
+    layout, every = f"dp={replicas},zero=0,mbs={RESTART_BATCH}", DRY_EVERY if is_dry else RESTART_EVERY
     plan = small.plan_file(folder / "plan.json", layout, model=shape, training={"most_samples": 10**7}, **sizes)
-    options = ["--steps", str(MOST_STEPS), "--checkpoint-every", str(RESTART_EVERY), "--keep", "1", "--grace", "5"]
+    options = ["--steps", str(MOST_STEPS), "--checkpoint-every", str(every), "--keep", "1", "--grace", "5"]
     options += [] if is_dry or replicas == 1 else ["--ranks-per-gpu", str(replicas)]
     before_mib = memory_mib()
     watched = Watched(started(folder, plan, options, shares=shares, mps=mps), folder / "runs" / "run", clock, mps, replicas)
@@ -183,7 +184,7 @@ def restarted(
         watched.until("the first step", lambda: watched.step() >= 1, 120.0)
         row["started_s"] = time.monotonic() - begun_s
         if replicas == 1:
-            watched.until("the step of the first checkpoint", lambda: watched.step() >= RESTART_EVERY, 90.0)
+            watched.until("the step of the first checkpoint", lambda: watched.step() >= every, 90.0)
             begun_s = time.monotonic()
             saved = watched.until("the first checkpoint", lambda: events_of(watched.run, "checkpoint"), 120.0)[-1]
             row |= {"save_s": time.monotonic() - begun_s, "saved_bytes": saved.get("num_bytes"), "saved": saved}

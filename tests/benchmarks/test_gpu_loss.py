@@ -21,6 +21,7 @@ SCRIPT = FOLDER / "gpu_loss.py"
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.syspath_prepend(str(FOLDER.parent / "tests" / "train"))
     return importlib.import_module("gpu_loss")
 
 
@@ -33,7 +34,7 @@ def test_without_a_gpu_it_says_so_and_claims_nothing(
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Processes that were started in a folder."""
+    """Processes that were started in a folder; those that have ended and were not waited for have no command any more."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -41,7 +42,7 @@ def processes_in(folder: Path) -> list[str]:
                 found.append((entry / "cmdline").read_text())
         except OSError:
             continue
-    return found
+    return [command for command in found if command]
 
 
 def test_all_parts_run_over_gloo(tmp_path: Path) -> None:
@@ -58,12 +59,23 @@ def test_all_parts_run_over_gloo(tmp_path: Path) -> None:
     assert not processes_in(tmp_path)
 
 
-def test_what_does_not_come_in_time_is_told_and_ended(tmp_path: Path) -> None:
+def test_what_does_not_come_in_time_is_told_and_ended(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    given = ["loss", "--dry-run", "--limit-s", "16", "--trials", "1", "--layout", "dp=2,zero=7", "--folder", str(tmp_path)]
-    found = subprocess.run([sys.executable, str(SCRIPT), *given], capture_output=True, text=True, check=False)
-    assert found.returncode == 1, found.stdout + found.stderr
+    from gpu_loss_parts import runs
+    from small_run import make_corpus
+
+    (tmp_path / "run").mkdir()
+    how = {"layout": "dp=2,zero=1", "shares": "alone", "per_gpu": 2, "mps": None, "is_dry": True}
+    corpus = make_corpus(tmp_path)
+    monkeypatch.setattr(runs, "LOSS_KILLED_AFTER", 10**9)
+    row = runs.lost(tmp_path / "run", corpus, runs.Clock(20.0), 1, **how)
+    assert "in vain: the first steps" in row["trouble"] and "--- process" in row["told"], row
     assert not processes_in(tmp_path)
+
+
+def test_a_part_that_breaks_leaves_the_next_one_its_turn(script: ModuleType) -> None:
+    row = script.whole(lambda: {}["a"])
+    assert row["trouble"] == "the benchmark broke: 'a'" and "KeyError" in row["told"]
 
 
 def test_a_rank_that_hangs_says_where_it_is(script: ModuleType, tmp_path: Path) -> None:

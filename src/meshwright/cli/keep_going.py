@@ -133,7 +133,7 @@ def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults, nodes: Nodes | 
         nodes.terms = {"resume": job.resume, "after": asdict(job.after) if job.after else None}
     supervisor = Supervisor(
         job.plan.layout,
-        lambda member: run_member(member, job, is_gpu),
+        lambda member: run_member(member, lambda: job, is_gpu),
         faults.judged,
         lambda: taken_request(job.folder),
         job.memberships,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -31,10 +32,14 @@ from meshwright.train.membership import layout_with
 from meshwright.train.session import run_rank
 
 
-def run_member(member: Member, job: TrainingJob, is_gpu: bool) -> None:
-    """Train in every generation that this process belongs to, until the run is over or the process is told to leave."""
+def run_member(member: Member, made: Callable[[], TrainingJob], is_gpu: bool) -> None:
+    """Train in every generation that this process belongs to, until the run is over or the process is told to leave.
+
+    `made` makes the job, in this process and while it shows signs of life: that may read a corpus from far away.
+    """
     member.is_gpu = is_gpu
     member.listen()
+    job = made()
     material, carry, stop = check_job(job), Carry(), StopSignal()
     member.say(READY)
     announced = member.next()

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 
@@ -42,13 +42,14 @@ from meshwright.train.job import TrainingJob, digests, log_settings
 from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, agreed_by_all, explain_failure
 from meshwright.train.loop import CHANGED, Parts, Progress, train
 from meshwright.train.material import Material
+from meshwright.train.membership import seats_of
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.collectives import everyones_texts
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.record.ending import flight_line, gone_ranks, last_step, loss_in_words, notices_first, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
-from meshwright.train.record.meter import gpu_meter
+from meshwright.train.record.meter import gpu_meter, gpu_name
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.storing import mirror_of, say_unstored
 from meshwright.train.record.tracer import Tracer
@@ -56,7 +57,7 @@ from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, read_state, restore, tensor_names
 
 START_PATIENCE_S = 600.0
-MOST_HOST_BYTES = 64  # of a host's name: Linux allows no longer ones
+MOST_HOST_BYTES = 64 + 64  # of a host's name, of which Linux allows no longer ones, and a GPU's
 OWED = "owed"
 BY_SIGNAL = "asked to stop by a signal"
 # Work of different streams waits for one another where they share a queue of the GPU: a stage's receive must not wait for its send. The
@@ -207,9 +208,10 @@ def _train(
         if writer:
             writer.update(num_steps=job.expected_steps, last_step=job.last_step)
             _leave_tokenizer(material, job)
-        is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
-        meter = gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None
-        logbook = Logbook(job, writer, log, meter=meter, links=_links_of(job, mesh, place))
+        hosts, gpus = _machines(mesh)
+        meter = gpu_meter(gpus) if writer and len(set(hosts)) == 1 else None
+        links = _links_of(job, mesh, hosts, regroup) if is_writer else None
+        logbook = Logbook(job, writer, log, meter=meter, links=links)
         resumed_step = progress.step if job.resume and not (regroup and regroup.taken) else None
         saves = Saves(
             job,
@@ -249,13 +251,18 @@ def _train(
         return _steps(parts, progress, place, regroup, owes=owed == OWED)
 
 
-def _links_of(job: TrainingJob, mesh: Mesh, place: Place) -> SlowLinks | None:
-    """The detector of slow links, on rank 0. All ranks must call it, because they tell each other the names of their hosts."""
-    hosts = everyones_texts(socket.gethostname(), MOST_HOST_BYTES, mesh.device)
-    if place.rank:
-        return None
+def _machines(mesh: Mesh) -> tuple[list[str], list[str]]:
+    """The host and the GPU of each rank, by rank. All ranks must call it, because they tell each other."""
+    texts = everyones_texts(f"{socket.gethostname()} {gpu_name(mesh.device)}", MOST_HOST_BYTES, mesh.device)
+    hosts, _, gpus = zip(*(text.partition(" ") for text in texts), strict=True)
+    return list(hosts), list(gpus)
+
+
+def _links_of(job: TrainingJob, mesh: Mesh, hosts: Sequence[str], regroup: Regroup | None) -> SlowLinks:
+    """The detector of slow links."""
     domains = [tier.num_accelerators for tier in job.plan.cluster]
-    return SlowLinks(mesh.layout, hosts, domains, within_hosts=mesh.device.type == "cuda")
+    seats = seats_of(job.plan.layout, mesh.layout, regroup.announced.replicas) if regroup else ()
+    return SlowLinks(mesh.layout, hosts, domains, within_hosts=mesh.device.type == "cuda", seats=seats)
 
 
 def owes_evaluation(job: TrainingJob, progress: Progress) -> bool:

@@ -33,6 +33,9 @@ from meshwright.train.launch import LOCALHOST, Place, explain_failure
 
 ANSWER_S = 600.0  # in which the supervisor must announce a generation: a newcomer may have to start first
 CUT_AGAIN_S = 0.1  # connections that are being made while the others are cut are cut as well
+# The same for those to the store. Torch tries to make one again when it is cut meanwhile, and waits longer each time, up to many seconds: on a
+# busy machine every attempt would be cut.
+STORE_AGAIN_S = 1.0
 ABORT_S = 10.0  # in which communicators must have been aborted
 LISTENERS_S = 2.0  # after which a main thread that is still not back may wait for a rank to connect: NCCL, while it makes a communicator
 STORE_S = 60.0
@@ -98,6 +101,7 @@ class Member:
     _leaving: list[int] = field(default_factory=list)
     _cutting: threading.Lock = field(default_factory=threading.Lock)
     _cut_s: float = math.nan  # since when it is being cut off, by the monotonic clock
+    _store_cut_s: float = math.nan  # when connections to the store were cut last
     _announced: queue.SimpleQueue[Announcement | None] = field(default_factory=queue.SimpleQueue)
 
     def listen(self) -> None:
@@ -135,7 +139,7 @@ class Member:
             found = self._announced.get()
         if found is not None:
             with self._cutting:
-                self.current, self.is_inside, self._cut_s = found.generation, True, math.nan
+                self.current, self._cut_s, self._store_cut_s = found.generation, math.nan, math.nan
         return found
 
     def place(self, announced: Announcement, layout: Layout) -> Place:
@@ -144,6 +148,10 @@ class Member:
         rank = layout.rank({**replica.coordinate(self.seat), "dp": announced.replicas.index(self.replica)})
         name = f"generation {announced.generation}"
         store = dist.TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
+        with self._cutting:
+            self.is_inside = True
+        if self.newest > self.current:  # it was not cut off before, because a store to which a connection is cut is tried again, and again
+            raise RuntimeError("a newer generation was announced meanwhile")
         return Place(
             rank=rank,
             num_ranks=layout.num_ranks,
@@ -187,8 +195,10 @@ class Member:
             if self.is_inside and self.newest > self.current:
                 now_s = time.monotonic()
                 self._cut_s = now_s if math.isnan(self._cut_s) else self._cut_s
+                cuts_store = not now_s - self._store_cut_s < STORE_AGAIN_S
+                self._store_cut_s = now_s if cuts_store else self._store_cut_s
                 abort_communicators()
-                cut_connections(listening=self.is_gpu and now_s - self._cut_s > LISTENERS_S)
+                cut_connections(listening=self.is_gpu and now_s - self._cut_s > LISTENERS_S, spared_port=None if cuts_store else self.port)
 
 
 def abort_communicators() -> bool:
@@ -226,20 +236,30 @@ def _abort(group: dist.ProcessGroup) -> None:
         group.abort()
 
 
-def cut_connections(*, listening: bool = False) -> None:
+def cut_connections(*, listening: bool = False, spared_port: int | None = None) -> None:
     """Shut down all network connections of this process: whoever waits for one of them gets an error, here and at the other end.
 
-    With `listening` also those at which it waits for others to connect: never with gloo, which aborts the process then.
+    With `listening` also those at which it waits for others to connect: never with gloo, which aborts the process then. Connections to the
+    `spared_port` of another process stay.
     """
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError, ValueError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    if not listening:
-                        connection.getpeername()  # raises for a socket that listens
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                port = _port_beyond(connection)
+                if port != spared_port and (port or listening):
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+def _port_beyond(connection: socket.socket) -> int:
+    """The port at the other end; 0 if there is none, because it waits for others to connect."""
+    try:
+        return int(connection.getpeername()[1])
+    except OSError:
+        return 0
 
 
 def wait_for_all(place: Place) -> None:

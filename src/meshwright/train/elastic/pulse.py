@@ -20,6 +20,7 @@ import struct
 import tempfile
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,8 @@ class Stacks:
     """Where the threads of one process are, for another one that asks. Make it before the fork."""
 
     def __init__(self) -> None:
-        self._file = os.fdopen(_unnamed_file(), "r+b")  # closed when nobody has it any more
+        self._file = _unnamed_file()
+        weakref.finalize(self, os.close, self._file)
 
     def start(self) -> None:
         """Write the stacks of this process whenever it is asked from now on; before, the signal would end it."""
@@ -77,10 +79,10 @@ class Stacks:
     def read(self, within_s: float = STACKS_S) -> str:
         """What the process has written so far; waits a little for the end of it."""
         until_s, before = time.monotonic() + within_s, -1
-        while (size := os.fstat(self._file.fileno()).st_size) != before or (not size and time.monotonic() < until_s):
+        while (size := os.fstat(self._file).st_size) != before or (not size and time.monotonic() < until_s):
             before = size
             time.sleep(within_s / 20)
-        return os.pread(self._file.fileno(), MOST_STACK_BYTES, max(size - MOST_STACK_BYTES, 0)).decode(errors="replace")
+        return os.pread(self._file, MOST_STACK_BYTES, max(size - MOST_STACK_BYTES, 0)).decode(errors="replace")
 
 
 def _unnamed_file() -> int:
