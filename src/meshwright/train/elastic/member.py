@@ -33,8 +33,8 @@ from meshwright.train.launch import LOCALHOST, Place, explain_failure
 
 ANSWER_S = 600.0  # in which the supervisor must announce a generation: a newcomer may have to start first
 CUT_AGAIN_S = 0.1  # connections that are being made while the others are cut are cut as well
-# The same for those to the store. Torch tries to make one again when it is cut meanwhile, and waits longer each time, up to many seconds: on a
-# busy machine every attempt would be cut.
+# The same for those to the store. Torch tries to make one again when it is cut meanwhile, and waits longer each time, up to many seconds:
+# on a busy machine every attempt would be cut.
 STORE_AGAIN_S = 1.0
 ABORT_S = 10.0  # in which communicators must have been aborted
 LISTENERS_S = 2.0  # after which a main thread that is still not back may wait for a rank to connect: NCCL, while it makes a communicator
