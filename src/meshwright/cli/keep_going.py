@@ -153,7 +153,7 @@ def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults, nodes: Nodes | 
 
 
 def _stacks_kept(folder: Path, generation: int, rank: int, stacks: str) -> str:
-    """Keep the stacks of a rank that came late to a generation; the name of the file, empty if there is none."""
+    """Keep the stacks of a rank that came late to a generation or crashed in it; the name of the file, empty if there is none."""
     path = folder / STACKS / f"generation-{generation}-rank-{rank}.txt"
     try:
         if not (folder / "run.json").is_file():  # the folder may be another run's

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
 import time
 
-from meshwright.train.elastic.pulse import MOST_GAP_S, Pulse, Stacks, Vitals, innermost, is_stopped
+from meshwright.train.elastic.pulse import MOST_GAP_S, Pulse, Stacks, Vitals, crashed, innermost, is_stopped
 
 
 def test_another_process_is_seen_to_count() -> None:
@@ -93,3 +94,27 @@ Current thread 0x2 (most recent call first):
 """
     assert innermost(stacks) == 'File "/a/torch/store.py", line 2 in wait, called at File "/a/meshwright/train/launch.py", line 3 in agreed'
     assert innermost("") == ""
+
+
+def test_a_process_that_crashes_leaves_its_stacks() -> None:
+    stacks = Stacks()
+    child = os.fork()
+    if not child:
+        stacks.start()
+        ctypes.string_at(0)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGSEGV
+    where = crashed(stacks.read(0.0))
+    assert where.startswith("File") and where.endswith(" in string_at")
+
+
+def test_the_thread_that_crashed_is_told_from_the_main_thread() -> None:
+    main = 'Thread 0x2 (most recent call first):\n  File "/a/meshwright/loop.py", line 1 in train\n'
+    dump = (
+        'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "/b.py", line 2 in abort\n\n' + main
+    )
+    assert crashed(main + dump) == 'File "/b.py", line 2 in abort'
+    assert innermost(main) == 'File "/a/meshwright/loop.py", line 1 in train'
+    assert crashed(dump.replace("Current thread", "Thread")) == "a thread without Python calls"
+    assert crashed(main) == "" and innermost("") == ""

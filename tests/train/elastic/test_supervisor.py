@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,11 @@ def stopped(member: Member) -> None:
 def raises(member: Member) -> None:
     if member.replica == 0:
         raise OverflowError("too much")
+
+
+def crashes(member: Member) -> None:
+    if member.replica == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 @pytest.mark.parametrize("faulty", [killed, stopped, raises])
@@ -227,6 +233,28 @@ def test_the_death_of_a_replica_is_one_incident(capsys: pytest.CaptureFixture[st
 
     assert supervised(lambda member: until_both_are_back(member, stopped), judge)[0] == 0
     assert [failure.reason for failure in seen] == ["hang"]
+
+
+def test_a_rank_that_crashes_says_where_and_its_stacks_are_kept() -> None:
+    seen, kept = list[Failure](), list[tuple[int, int, str]]()
+
+    def judge(failure: Failure) -> Incident | str:
+        seen.append(failure)
+        return judged(failure)
+
+    def keep(generation: int, rank: int, stacks: str) -> str:
+        kept.append((generation, rank, stacks))
+        return "stacks/one.txt"
+
+    body = partial(until_both_are_back, faulty=crashes)
+    supervisor = Supervisor(TWO, body, judge, lambda: None, stall_s=10.0, kept=keep)
+    try:
+        assert supervisor.run() == (0, None)
+    finally:
+        supervisor.close()
+    [failure], [(generation, rank, stacks)] = seen, kept
+    assert (generation, rank) == (0, 1) and "in until_both_are_back" in stacks and " in crashes, " in failure.message
+    assert failure.message.startswith("rank 1 was killed by SIGSEGV, in File ") and failure.message.endswith(" (stacks/one.txt)")
 
 
 def test_the_last_replica_is_ended_when_it_is_stopped_though_no_rank_is_left_to_say_so(capsys: pytest.CaptureFixture[str]) -> None:

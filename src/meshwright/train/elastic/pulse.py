@@ -7,7 +7,7 @@ shares with the supervisor: that also finds a process whose threads are all bloc
 it takes much longer.
 
 A process that does not do what it should also says where it is: on a signal it writes the Python stacks of all its threads, even if none of
-them can run Python code any more.
+them can run Python code any more. A fault that ends it, such as SIGSEGV, writes them too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ NUMBER = struct.Struct("q")
 ASKS = signal.SIGUSR2  # for the stacks of a process
 STACKS_S = 1.0  # in which a process writes them
 MOST_STACK_BYTES = 1 << 16
+FATAL = "Fatal Python error"  # the first words of the stacks of a process that a fault has ended
 
 
 class Pulse:
@@ -67,7 +69,8 @@ class Stacks:
         weakref.finalize(self, os.close, self._file)
 
     def start(self) -> None:
-        """Write the stacks of this process whenever it is asked from now on; before, the signal would end it."""
+        """Write the stacks of this process at a fault, and whenever it is asked from now on; before, the signal would end it."""
+        faulthandler.enable(file=self._file, all_threads=True)
         faulthandler.register(ASKS, file=self._file, all_threads=True)
 
     def ask(self, pid: int | None) -> None:
@@ -118,7 +121,21 @@ def innermost(stacks: str) -> str:
     """Where the main thread is, by the stacks of a process: it is the last one, and its newest call comes first."""
     calls = [line.strip() for line in stacks.splitlines()]
     mains = [number for number, line in enumerate(calls) if line.startswith(("Current thread", "Thread"))]
-    frames = [line for line in calls[mains[-1] + 1 :] if line.startswith("File")] if mains else []
+    return _place(calls[mains[-1] + 1 :]) if mains else ""
+
+
+def crashed(stacks: str) -> str:
+    """Where a fault has ended a process, by its stacks: in the current thread, or elsewhere than in Python; empty if none has."""
+    _, found, dump = stacks.rpartition(FATAL)
+    _, is_python, current = dump.partition("\nCurrent thread")
+    if not found or not is_python:
+        return "a thread without Python calls" if found else ""
+    return _place([line.strip() for line in current.partition("\n\n")[0].splitlines()]) or "a thread without Python calls"
+
+
+def _place(calls: Sequence[str]) -> str:
+    """The newest of these calls, and the newest one of this package."""
+    frames = [line for line in calls if line.startswith("File")]
     own = [line for line in frames if "/meshwright/" in line]
     return ", called at ".join(dict.fromkeys([*frames[:1], *own[:1]]))
 

@@ -48,7 +48,7 @@ from meshwright.train.elastic.member import (
     Member,
 )
 from meshwright.train.elastic.nodes import HERE, Nodes
-from meshwright.train.elastic.pulse import Vitals, innermost, is_stopped
+from meshwright.train.elastic.pulse import Vitals, crashed, innermost, is_stopped
 from meshwright.train.health.watch import STALL_S, START_SILENCE_S
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import (
@@ -108,7 +108,7 @@ class Supervisor:
 
     `judged` returns the incident that is recorded, or why the run must end. `requested` returns the number of replicas that a user asks
     for, once. With `memberships` the number of replicas follows that list. A process may be stopped for `stall_s`. `nodes` are the nodes
-    of the run, if it has more than this one. `kept` keeps the stacks of a rank that came late to a generation, and says where.
+    of the run, if it has more than this one. `kept` keeps the stacks of a rank that came late to a generation or crashed, and says where.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class Supervisor:
         if not self._host.is_alive():
             self._give_up(Failure(reason="exit", rank=None, message="the process that hosts the store of the ranks has ended"))
         for group in [group for group in groups if self._has_died(group)]:
-            self._lose([group], *failure_of(group.children))
+            self._lose([group], *self._death_of(group))
         self._look_at_life()
         self._look_at_connections()
         self._look_at_request()
@@ -341,6 +341,15 @@ class Supervisor:
                 child.ended_first = True
                 return True
         return False
+
+    def _death_of(self, group: Group) -> tuple[Failure, list[str]]:
+        """Why a replica has ended, and what is printed. The stacks of a rank that a fault has ended, such as SIGSEGV, are kept."""
+        failure, texts = failure_of(group.children)
+        for child, vitals in zip(group.children, group.vitals, strict=True):
+            if failure.reason == "signal" and child.rank == failure.rank and (where := crashed(stacks := vitals.stacks.read(0.0))):
+                place = self.kept(self.generation, child.rank, stacks)
+                failure = replace(failure, message=f"{failure.message}, in {where}{f' ({place})' if place else ''}")
+        return failure, texts
 
     def _listen(self, group: Group, child: Child) -> None:
         """Read what a process says."""
