@@ -5,11 +5,13 @@
 A call takes nine minutes at most. Parts run one after another, and a part that fails does not end the others; each can be asked for alone:
 
     correct    every kernel against float64, a layer twice bit by bit, waits of the host, and rates of grouped products
+    predict    a hardware profile of the cases' models, as `meshwright measure` makes it, and the forecasts of our steps from it
     speed      the four cases by both trainers, the floor with the group sizes that our trainer had, and shares of the step by kind
 
 The cases are Qwen3-30B-A3B with 16 of its 48 layers and a DeepSeek-style model of 16 billion parameters, with 8,192 and 4,096 tokens, bf16
 states. What is computed again is each trainer's own choice: the fastest setting that fits (`h200_parts/cases.py: SETTINGS`). `--folder`
-gets JSON files of the parts as they come, and `experts.md` with all tables. What `h200.py` says about its calls holds here too.
+gets JSON files of the parts as they come, the profile, and `experts.md` with all tables; if both `predict` and `speed` ran, the last one
+compares forecasts with steps. What `h200.py` says about its calls holds here too.
 
 To bring along to a machine without a network (Python 3.12, torch 2.11 and triton 3.6 are there):
 
@@ -20,26 +22,29 @@ To bring along to a machine without a network (Python 3.12, torch 2.11 and trito
 Everything takes two calls, each into a folder of its own, because the second would replace the files of the first. A case is measured with
 both trainers and its floor in one call:
 
-    python benchmarks/experts.py --part correct --part speed --case qwen3-moe-8192 --case deepseek-16b-8192 --titan titan --folder first
-    python benchmarks/experts.py --part speed --case qwen3-moe-4096 --case deepseek-16b-4096 --titan titan --folder second
+    python benchmarks/experts.py --case qwen3-moe-8192 --case deepseek-16b-8192 --titan titan --folder first
+    python benchmarks/experts.py --part predict --part speed --case qwen3-moe-4096 --case deepseek-16b-4096 --titan titan --folder second
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import h200
-from h200_parts.cases import EXPERTS
+from h200_parts import tables
+from h200_parts.cases import EXPERTS, settings
 from h200_parts.child import say
 
 LIMIT_S = 535.0  # of all parts together
@@ -51,6 +56,14 @@ STEPS, WARMUP = 12, 8  # cases by two trainers with their floors share a call
 
 def main(words: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(words)
+    if given.folder:
+        return _measured(given)
+    with tempfile.TemporaryDirectory(prefix="experts-") as folder:
+        given.folder = Path(folder)
+        return _measured(given)
+
+
+def _measured(given: argparse.Namespace) -> int:
     started_s = time.monotonic()
     failed, shown = [], []
     for part in given.part or PARTS:
@@ -66,11 +79,27 @@ def main(words: Sequence[str] | None = None) -> int:
             say(f"{part} broke off: {type(error).__name__}: {error}")
         failed += [part] if status else []
         shown.append(f"## {part}\n\n" + printed.tables())
-    if given.folder:
-        (given.folder / "experts.md").write_text("# Mixtures of experts on one GPU\n\n" + "\n\n".join(shown) + "\n")
+    if compared := _compared(given.folder):
+        say(f"\nForecast and step\n\n{compared}")
+        shown.append(f"## Forecast and step\n\n{compared}")
+    (given.folder / "experts.md").write_text("# Mixtures of experts on one GPU\n\n" + "\n\n".join(shown) + "\n")
     if failed:
         say(f"not everything gave a result in: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def _compared(folder: Path) -> str:
+    """The table of forecasts beside the steps of our trainer, each with what it computed again; nothing unless both were made."""
+    predicted, ran = (_rows(folder / f"{part}.json", kind) for part, kind in (("predict", "predicted"), ("speed", "speed")))
+    measured = [row for row in ran if row["who"] == "ours" and "mean_s" in row]
+    usual = {case.name: settings(case, "ours")[0].recompute for case in EXPERTS}
+    chosen = {row["case"]: row.get("recompute", usual[row["case"]]) for row in measured}
+    said = [row for row in predicted if chosen.get(row["case"]) == row["recompute"]]
+    return tables.predict_table({"predicted": said, "measured": measured}) if said else ""
+
+
+def _rows(path: Path, kind: str) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text()).get(kind, ())) if path.exists() else []
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,11 +138,16 @@ def _speed(given: argparse.Namespace, left_s: float) -> list[str]:
     return ["speed", "--floor", "--shares", "--limit-s", f"{left_s:.0f}", *peer, *steps, *cases, *_shared("speed", given)]
 
 
+def _predict(given: argparse.Namespace, left_s: float) -> list[str]:
+    cases = [word for name in given.case or [case.name for case in EXPERTS] for word in ("--case", name)]
+    return ["forecast", "--profile", str(given.folder / "profile.json"), "--limit-s", f"{left_s:.0f}", *cases, *_shared("predict", given)]
+
+
 def _shared(part: str, given: argparse.Namespace) -> list[str]:
-    return [*(["--out", str(given.folder / f"{part}.json")] if given.folder else []), *(["--dry-run"] if given.dry_run else [])]
+    return ["--out", str(given.folder / f"{part}.json"), *(["--dry-run"] if given.dry_run else [])]
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, float], list[str]]] = {"correct": _correct, "speed": _speed}
+PARTS: dict[str, Callable[[argparse.Namespace, float], list[str]]] = {"correct": _correct, "predict": _predict, "speed": _speed}
 
 
 class Copied(io.StringIO):

@@ -7,6 +7,7 @@
     python benchmarks/h200.py steady
     python benchmarks/h200.py correct [--part loss|compiled|kernels|experts]...
     python benchmarks/h200.py predict --profile FILE [--case NAME]...
+    python benchmarks/h200.py forecast --profile FILE [--case NAME]...
 
 Each is one call of under ten minutes on the card. It says what it does as it goes, writes results to `--out FILE` as they come, and prints
 its table last; `benchmarks/h200.md` holds the dated ones. Every measurement runs in a process of its own. Without a GPU a call says so,
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--out", type=Path, help="write results here as they come, as JSON")
         one.add_argument("--dry-run", action="store_true", help=DRY)
         one.add_argument("--limit-s", type=_positive(float), default=LIMIT_S, help="seconds of this call (default %(default)s)")
-    for name in ("speed", "floor", "choices", "profile", "predict"):
+    for name in ("speed", "floor", "choices", "profile", "predict", "forecast"):
         made[name].add_argument("--case", action="append", default=[], choices=NAMES, help="one or more; without it, those asked for")
     for name in ("speed", "profile"):
         peer = made[name].add_mutually_exclusive_group()
@@ -97,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     made["correct"].add_argument("--part", action="append", default=[], choices=PARTS)
     made["correct"].add_argument("--steps", type=_positive(int), default=300, help="steps on real text (default %(default)s)")
     made["predict"].add_argument("--profile", type=Path, help="hardware profile, from `meshwright measure`")
+    made["forecast"].add_argument("--profile", type=Path, required=True, help="write the hardware profile of the cases to this file")
+    made["forecast"].add_argument("--measure-s", type=_positive(float), help="seconds for the profile; default: 45 for each slice")
     return parser
 
 
@@ -232,7 +235,7 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     cases = chosen(given.case, (*ASKED, *OTHERS), is_dry=given.dry_run)
     machine = Machine.of(given.profile, given.device)
     for case in cases:
-        row = machine.forecast(case)
+        row = machine.forecast(settings(case, "ours")[0])
         results.add("predicted", {"case": case.name, "words": case.words, **row})
         outcome = row.get("refused") or f"{1e3 * row['step_s']:.1f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
         say(f"{case.name}: predicted {outcome}")
@@ -241,7 +244,29 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     _show("Prediction", tables.predict_table(results.content), results)
 
 
-COMMANDS = {each.__name__: each for each in (speed, floor, choices, profile, steady, correct, predict)}
+def forecast(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """A hardware profile of the cases, made now, and what it says about each of them with each of our trainer's settings."""
+    from h200_parts.forecast import Machine
+
+    cases = chosen(given.case, ASKED, is_dry=given.dry_run)
+    say(f"measuring for {', '.join(case.name for case in cases)}:")
+    asked = [word for case in cases for word in ("--case", case.to_json())]
+    limit = ["--limit-s", str(given.measure_s)] if given.measure_s else []
+    found = run("measured", [*asked, "--device", given.device, "--out", str(given.profile), *limit], clock)
+    if found is None:
+        return
+    results.add("measured_profile", found)
+    for what in found["left_out"]:
+        say(f"  not timed: {what}")
+    machine = Machine.of(given.profile, given.device)
+    for case in cases:
+        for setting in settings(case, "ours"):
+            row = machine.forecast(setting)
+            results.add("predicted", {"case": case.name, "words": setting.words, "recompute": setting.recompute, **row})
+    _show("Forecast", tables.predict_table(results.content), results)
+
+
+COMMANDS = {each.__name__: each for each in (speed, floor, choices, profile, steady, correct, predict, forecast)}
 
 
 def _peer(given: argparse.Namespace) -> Path | None:

@@ -8,7 +8,9 @@ Everything takes two calls of under nine minutes each on the card; `--site` is n
     python benchmarks/tune.py --call first --site DIR --out first.json      # kernels, 8B in bf16, TRL + PEFT, Unsloth, the floor
     python benchmarks/tune.py --call second --out second.json               # 70B and 8B with a base in fp8 and in NF4, their floors
 
-Each measurement runs in a process of its own, results go to `--out FILE` as they come, one that fails does not end the others, and the
+The part `measure` makes a hardware profile, as `meshwright measure` does, of layers of 8B with adapters on the bases of the call, and
+forecasts are made from it; `--profile FILE` gives one that was made before. Each measurement runs in a process of its own, results go to
+`--out FILE` as they come, one that fails does not end the others, and the
 tables come last. Without a GPU a call says so, claims nothing and exits with 0; `--dry-run` then runs the same code on a tiny model on the
 processor, and its figures mean nothing.
 
@@ -30,6 +32,7 @@ import os
 import platform
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -46,10 +49,11 @@ from tune_parts.forecast import forecast_of
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import MeshwrightError
 
-PARTS = ("kernels", "forecast", "ours", "trl", "unsloth", "floor")
+PARTS = ("kernels", "measure", "forecast", "ours", "trl", "unsloth", "floor")
 VARIANTS = ("liger", "plain", "compiled")
 PEER_BASES = ("bf16",)  # what the peers are run with
 LIMIT_S = 530.0
+PROFILE_S = 60.0  # for a hardware profile on a card
 DRY = "dry run on the processor with a tiny model: the code runs, the figures mean nothing"
 
 
@@ -110,6 +114,8 @@ def _measure(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     if "kernels" in parts and (found := run("kernels", ["--device", given.device], clock, package="tune_parts")):
         results.add("kernels", found)
         clock.num_failed += sum(not row["is_right"] for row in found["rows"])
+    if "measure" in parts and given.profile is None:
+        given.profile = _profile(cases, given, results, clock)
     if "forecast" in parts:
         for case in cases:
             results.add("forecast", {"case": case.name, **forecast_of(case, given.profile, given.device)})
@@ -124,6 +130,27 @@ def _measure(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     for case in cases:  # last: Unsloth writes its model to the disk first, and must not take the time of the others
         if "unsloth" in parts and site is not None and case.base in PEER_BASES:
             _timed("unsloth", case, given, results, clock, site=site)
+
+
+def _profile(cases: Sequence[Case], given: argparse.Namespace, results: Results, clock: Clock) -> Path | None:
+    """A hardware profile of the cases that compute nothing again, made now beside the results; None if it could not be made."""
+    timed = [case for case in cases if case.recompute == "none"]
+    if given.call == "second":  # one length for each base: the first call times both
+        timed = [case for case in timed if case.seq_len == max(one.seq_len for one in timed)]
+    if not timed:
+        return None
+    say(f"measuring layers of {', '.join(case.name for case in timed)}:")
+    path = given.out.with_name(f"{given.out.stem}-profile.json") if given.out else Path(tempfile.mkdtemp(prefix="tune-")) / "profile.json"
+    asked = [word for case in timed for word in ("--case", case.to_json())]
+    found = run(
+        "measured", [*asked, "--device", given.device, "--out", str(path), "--limit-s", str(PROFILE_S)], clock, package="tune_parts"
+    )
+    if found is None:
+        return None
+    results.add("measured_profile", found)
+    for what in found["left_out"]:
+        say(f"  not timed: {what}")
+    return path
 
 
 def _peers(given: argparse.Namespace) -> Path | None:

@@ -10,9 +10,10 @@ from h200_parts.cases import Case, layout_of, model_of, workload_of
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.describe.profile import load_profile
-from meshwright.errors import InputError
+from meshwright.errors import FitError, InputError
 from meshwright.job import Job
 from meshwright.plan.plan import plan_of
+from meshwright.predict.practice import MESHWRIGHT
 from meshwright.predict.software import Software, on_profile, software
 
 
@@ -32,13 +33,13 @@ class Machine:
                 raise InputError(
                     "a prediction needs this card's profile", where="--profile", fix="make one with `meshwright measure --out FILE`"
                 )
-            return cls(cluster, software())
-        return cls(cluster, on_profile(software(), load_profile(profile)))
+            return cls(cluster, software(MESHWRIGHT))
+        return cls(cluster, on_profile(software(MESHWRIGHT), load_profile(profile)))
 
     def forecast(self, case: Case) -> dict[str, Any]:
         """Seconds and peak bytes of a step; or why the planner does not say."""
         try:
             plan = plan_of(Job(model_of(case), self.cluster, workload_of(case), self.stack).forecast(layout_of(case)), case.name)
-        except InputError as error:
+        except (InputError, FitError) as error:
             return {"refused": error.what}
         return {"step_s": plan.step_s, "peak_bytes": plan.peak_memory_bytes, "parts_s": dict(plan.parts_s), "software": plan.software}

@@ -26,10 +26,10 @@ def test_all_parts_and_cases_are_asked_for(part: Any, monkeypatch: pytest.Monkey
     script, asked = part("experts"), []
     monkeypatch.setattr(script.h200, "main", lambda words: asked.append(words) or 0)
     assert script.main(["--dry-run"]) == 0
-    assert [words[0] for words in asked] == ["correct", "speed"]
-    assert {"--floor", "--shares", "--dry-run"} <= set(asked[1]) and asked[1].count("--case") == 4
+    assert [words[0] for words in asked] == ["correct", "forecast", "speed"]
+    assert {"--floor", "--shares", "--dry-run"} <= set(asked[2]) and asked[2].count("--case") == asked[1].count("--case") == 4
     script.main(["--part", "speed", "--case", "qwen3-moe-4096", "--titan", "there"])
-    assert asked[2].count("--case") == 1 and "there" in asked[2]
+    assert asked[3].count("--case") == 1 and "there" in asked[3]
 
 
 def test_a_part_that_breaks_does_not_end_the_others(part: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,6 +68,36 @@ def test_the_parts_run_on_a_processor_with_tiny_models(tmp_path: Path) -> None:
     assert "no ratio" in page and "a layer with experts twice, bit by bit" in page and "weights of visits, compiled" in page
     (speed,) = json.loads((tmp_path / "speed.json").read_text())["speed"]
     assert sum(speed["loads"]) == 2 * 4096 // 128 and speed["profile"]["busy_s"] > 0
+    (said,) = json.loads((tmp_path / "predict.json").read_text())["predicted"]
+    assert said["step_s"] > 0 and "## Forecast and step" in page and "| predicted ms | measured ms | error |" in page
+    profile = json.loads((tmp_path / "profile.json").read_text())
+    assert len(profile["slices"]) == 1 and profile["grouped"] and not profile["left_out"]
+
+
+def test_a_forecast_is_compared_with_the_step_that_computed_the_same_again(part: Any, tmp_path: Path) -> None:
+    script = part("experts")
+    said = [
+        {"case": "deepseek-16b-4096", "words": f"a, {kind}", "recompute": kind, "step_s": step_s, "peak_bytes": 2**30}
+        for kind, step_s in (("none", 1.0), ("full", 1.3))
+    ]
+    said.append({"case": "qwen3-moe-4096", "words": "b", "recompute": "none", "step_s": 0.5, "peak_bytes": 2**30})
+    (tmp_path / "predict.json").write_text(json.dumps({"predicted": said}))
+    assert script._compared(tmp_path) == ""
+    ran = [
+        {"case": "deepseek-16b-4096", "who": "ours", "recompute": "full", "mean_s": 1.25, "peak_bytes": 2**30},
+        {"case": "deepseek-16b-4096", "who": "titan", "recompute": "none", "mean_s": 9.0, "peak_bytes": 2**30},
+        {"case": "qwen3-moe-4096", "who": "ours", "mean_s": 0.5, "peak_bytes": 2**31},
+    ]
+    (tmp_path / "speed.json").write_text(json.dumps({"speed": ran}))
+    lines = script._compared(tmp_path).splitlines()
+    assert lines[2] == "| a, full | 1300.0 | 1250.0 | +4.0 % | 1.00 | 1.00 | +0.0 % |"
+    assert lines[3] == "| b | 500.0 | 500.0 | +0.0 % | 1.00 | 2.00 | -50.0 % |" and len(lines) == 7
+
+
+def test_cases_of_one_model_and_length_are_measured_once(part: Any) -> None:
+    cases, measured = part("h200_parts.cases"), part("h200_parts.measured")
+    found = measured.distinct([*cases.EXPERTS, part("dataclasses").replace(cases.EXPERTS[0], recompute="full")])
+    assert [(case.model, case.seq_len) for case in found] == [(case.model, case.seq_len) for case in cases.EXPERTS]
 
 
 def test_a_setting_that_does_not_fit_is_followed_by_the_next(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:

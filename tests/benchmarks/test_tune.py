@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,3 +120,30 @@ def test_a_trainer_without_kept_losses_gives_its_times(capsys: pytest.CaptureFix
     assert recorder.result()["last_loss"] is None and capsys.readouterr().out == ""
     read_losses(SimpleNamespace(kept_losses=[11.8]), recorder)
     assert recorder.result()["last_loss"] == 11.8
+
+
+def test_a_call_measures_layers_with_its_adapters_and_forecasts_from_them(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    parts = [f"--part={name}" for name in ("measure", "forecast", "ours")]
+    script, out = Path(__file__).parents[2] / "benchmarks" / "tune.py", tmp_path / "second.json"
+    words = ["--dry-run", "--case", "8b-2048-nf4", *parts, "--warmup", "1", "--steps", "1", "--out", str(out)]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert found["measured_profile"][0]["num_slices"] == 1 and found["forecast"][0]["step_s"] > 0
+    profile = json.loads((tmp_path / "second-profile.json").read_text())
+    assert profile["slices"][0]["adapters"]["base"] == "nf4" and {one["base"] for one in profile["made"]} == {"nf4"}
+
+
+def test_layers_that_are_computed_again_are_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import tune
+    from h200_parts.child import Clock, Results
+
+    asked: list[list[str]] = []
+    monkeypatch.setattr(tune, "run", lambda module, options, clock, **_: asked.append(options))
+    for call, names in (("first", ["8b-8192", "8b-2048"]), ("second", ["8b-8192-fp8", "8b-8192-nf4"])):
+        given = tune._parser().parse_args(["--call", call, "--out", str(tmp_path / "a.json")])
+        given.device = "cpu"
+        assert tune._profile(chosen(CALLS[call], is_dry=False), given, Results(None, {}), Clock(1.0)) is None
+        cases = [case_of(line).name for line in asked[-1] if line.startswith("{")]
+        assert cases == names

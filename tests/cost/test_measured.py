@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,10 +13,9 @@ from meshwright.cost.measured import (
     Correction,
     Placed,
     Rates,
-    Shape,
     ends_time,
     exchange_s,
-    layer_time,
+    grouped_s,
     placed_exchange_s,
     rate_near,
     work_s,
@@ -22,7 +23,6 @@ from meshwright.cost.measured import (
 
 TIMED = np.array([[8192.0, 8192.0, 16384.0], [6144.0, 4096.0, 4096.0], [4096.0, 14336.0, 4096.0]])
 RATES = np.array([600e12, 700e12, 800e12])
-SHAPE = Shape(hidden=4096, ffn_hidden=14336, num_heads=32, num_kv_heads=8, head_dim=128, vocab_size=128256)
 sides = st.floats(16, 1e6)
 
 
@@ -81,19 +81,8 @@ def test_collectives_between_hosts_are_read_by_the_place_of_their_groups():
     assert placed_exchange_s(0.0, members, timed) == pytest.approx(0.0)
 
 
-def test_a_layer_of_one_rate_takes_its_flops_and_bytes():
-    tokens, matrices = 8192, 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336
-    layer = layer_time(SHAPE, 1, tokens, 1.0, one_rate())
-    attention_flops = 2 * 32 * tokens**2 * 128
-    assert float(sum(layer.matmul)) == pytest.approx(6 * tokens * matrices / 1e14)
-    assert float(sum(layer.attention)) == pytest.approx(3.5 * attention_flops / 1e14)
-    assert float(layer.last_s) == pytest.approx(2 * tokens * 4096 * 14336 / 1e14)
-    halves = layer_time(SHAPE, 1, tokens, 2.0, one_rate())
-    assert float(halves.total_s) == pytest.approx(float(layer.total_s) / 2)
-
-
 def test_ends_are_taken_block_by_block():
-    whole, blocks = (sum(ends_time(SHAPE, 16384, rows, 1.0, one_rate())) for rows in (16384, 4096))
+    whole, blocks = (sum(ends_time(4096, 128256, 16384, rows, 1.0, one_rate())) for rows in (16384, 4096))
     assert float(whole) == pytest.approx(float(blocks)) == pytest.approx(6 * 16384 * 128256 * 4096 / 1e14 + 16384 * 128256 * 16 / 1e12)
 
 
@@ -108,5 +97,20 @@ def test_a_correction_that_would_be_no_price_is_in_proportion(composed, seen):
     assert found.fixed_s == 0 and found.factor == pytest.approx(float(np.exp(np.mean(np.log(np.array(seen) / composed)))))
 
 
-def test_ranks_beyond_the_key_value_heads_hold_copies() -> None:
-    assert [int(SHAPE.qkv(tp)) for tp in (1, 8, 16, 32)] == [48 * 128, 48 * 128, (32 + 32) * 128, (32 + 64) * 128]
+def test_points_close_together_make_no_line():
+    found = Correction.through([10.0, 10.5], [11.0, 11.1])  # a line would have a slope of 0.2
+    assert found.fixed_s == 0 and found.factor == pytest.approx((11.0 / 10.0 * 11.1 / 10.5) ** 0.5)
+
+
+def test_a_grouped_product_that_was_timed_takes_its_seconds():
+    sides = np.array([[8.0, 8.0], [1024.0, 2048.0], [256.0, 256.0], [64.0, 64.0]])
+    flops = 2 * sides[1:].prod(axis=0)
+    rates = replace(
+        one_rate(),
+        grouped={
+            way: (sides, flops / seconds) for way, seconds in (("forward", [1.0, 3.0]), ("input", [2.0, 4.0]), ("weight", [5.0, 6.0]))
+        },
+    )
+    assert [float(each) for each in grouped_s(8, 1024, 256, 64, rates)] == pytest.approx([1.0, 2.0, 5.0])
+    assert [float(each) for each in grouped_s(8, 2048, 256, 64, rates)] == pytest.approx([3.0, 4.0, 6.0])
+    assert float(grouped_s(8, 0, 256, 64, rates)[0]) == 0.0

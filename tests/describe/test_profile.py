@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.describe.load import load_model
-from meshwright.describe.profile import load_profile, profile_text, usual_path
+from meshwright.describe.model import Experts, LatentAttention
+from meshwright.describe.profile import GroupedTime, MadeTime, load_profile, profile_text, usual_path
+from meshwright.describe.router import Router
+from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError
 
 CARD = Path(__file__).parents[1] / "fixtures" / "profile_of_a_card.json"
@@ -39,6 +42,58 @@ def test_of_two_recipes_the_one_that_was_run_is_taken():
     both = replace(profile, slices=(*profile.slices, replace(profile.slices[0], precision="bf16", layer_s=1.0)))
     assert [cut.layer_s for cut in both.slices_of(model, "bf16", "bf16")] == [1.0]
     assert len(both.slices_of(model, "bf16", "bf16-other")) == 2
+
+
+def with_experts(profile, **changes):
+    """The profile with a slice of layers with experts and latent attention, and with products of theirs."""
+    latent = LatentAttention(query_rank=0, key_value_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+    experts = Experts(num_experts=64, num_active=6, hidden=1408, num_shared=2, router=Router(renormalizes=False))
+    cut = replace(profile.slices[0], latent=latent, experts=experts, **changes)
+    grouped = GroupedTime(number_format="bf16", way="forward", num_groups=64, rows=49152, columns=2816, inner=4096, seconds=1e-3)
+    made = MadeTime(base="nf4", number_format="bf16", rows=4096, columns=4096, seconds=1e-5)
+    return replace(profile, slices=(*profile.slices, cut), grouped=(grouped,), made=(made,))
+
+
+def test_layers_with_experts_and_adapters_are_read_as_they_were_written(tmp_path):
+    pairs = Adapters(rank=16, targets=("q", "v"), alpha=32, base="nf4")
+    profile = with_experts(load_profile(CARD), adapters=pairs, work_bytes=1e9, layer_state_bytes=2e9, ends_state_bytes=3e9)
+    (tmp_path / "again.json").write_text(profile_text(profile))
+    assert load_profile(tmp_path / "again.json") == profile
+
+
+def test_a_profile_without_what_was_added_later_is_read():
+    data = json.loads(CARD.read_text())
+    assert not {"grouped", "made"} & set(data) and not {"experts", "adapters"} & set(data["slices"][0])
+    (cut,) = load_profile(CARD).slices
+    assert cut.experts is cut.latent is cut.adapters is None and cut.work_bytes == 0
+
+
+def test_slices_of_experts_are_those_with_as_many_of_the_same_width():
+    profile, model = with_experts(load_profile(CARD)), load_model("llama-3.1-8b")
+    routed = profile.slices[-1]
+    leading = replace(routed.like, name="deep", num_layers=27, experts=replace(routed.experts, num_dense_layers=1))
+    assert profile.slices_of(leading, "bf16") == [routed] and profile.slices_of(model, "bf16") == [profile.slices[0]]
+    wider = replace(leading, experts=replace(leading.experts, hidden=1536))
+    assert profile.slices_of(wider, "bf16") == profile.slices_of(replace(leading, latent=None), "bf16") == []
+
+
+def test_slices_with_adapters_are_for_jobs_with_adapters_of_the_same_cost():
+    profile, model = load_profile(CARD), load_model("llama-3.1-8b")
+    pairs = Adapters(rank=16, targets=("qkv", "proj", "mlp"))
+    tuned = replace(profile.slices[0], adapters=pairs)
+    both = replace(profile, slices=(*profile.slices, tuned))
+    assert both.slices_of(model, "bf16") == list(profile.slices)
+    single = Adapters(rank=16, alpha=3.0, targets=("q", "k", "v", "o", "gate", "up", "down"))
+    assert both.slices_of(model, "bf16", "", pairs) == both.slices_of(model, "bf16", "", single) == [tuned]
+    for other in (replace(pairs, rank=8), replace(pairs, base="nf4"), replace(pairs, dropout=0.1), replace(pairs, targets=("mlp",))):
+        assert both.slices_of(model, "bf16", "", other) == list(profile.slices)
+    assert replace(profile, slices=(tuned,)).slices_of(model, "bf16") == []
+
+
+def test_a_slice_of_no_model_is_refused(tmp_path):
+    cut = {**json.loads(CARD.read_text())["slices"][0], "num_heads": 31}
+    with pytest.raises(InputError, match=r"slices\[0\]: 31 attention heads"):
+        load_profile(changed(tmp_path, slices=[cut]))
 
 
 def test_an_update_lies_on_the_line_through_both_slices():

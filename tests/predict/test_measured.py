@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.cost.measured import Correction, ends_time, layer_time
+from meshwright.cost.layers import layer_time
+from meshwright.cost.measured import ends_time
 from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.describe.profile import WAYS, Profile, load_profile
+from meshwright.describe.model import Experts, LatentAttention, Model
+from meshwright.describe.profile import WAYS, GroupedTime, MadeTime, Profile, load_profile
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
@@ -108,7 +110,7 @@ def test_on_many_cards_compute_is_the_profiles_and_traffic_as_before(card):
     assert (prediction.memory.peak_bytes == plain.memory.peak_bytes).all()
 
 
-@pytest.mark.parametrize("name, fault", [("mixtral-8x7b", "dense models"), ("llama-3.1-8b", "no products in fp8")])
+@pytest.mark.parametrize("name, fault", [("mixtral-8x7b", "no products in fp8"), ("llama-3.1-8b", "no products in fp8")])
 def test_what_a_profile_cannot_price_is_refused(name, fault, card):
     with pytest.raises(InputError, match=fault):
         on_one_device(load_model(name), card, precision="fp8-current", seq_len=8192, batch=1)
@@ -233,14 +235,28 @@ def test_only_products_of_the_jobs_number_format_count(card):
 
 def test_corrections_take_composed_seconds_to_those_of_the_slices(card):
     seen = says(card)
-    layer_s = float(layer_time(seen.shape, 1, 8192, 1.0, seen.rates).total_s)
-    ends_s = sum(float(way) for way in ends_time(seen.shape, 8192, 8192, 1.0, seen.rates))
+    layer_s = float(layer_time(seen.kinds[0][1], 1, 8192, seen.rates).total_s)
+    ends_s = sum(float(way) for way in ends_time(4096, 128256, 8192, 8192, 1.0, seen.rates))
     assert (seen.layer.of(layer_s), seen.ends.of(ends_s)) == (pytest.approx(0.02), pytest.approx(0.04))
 
 
-def test_slices_with_recompute_correct_nothing(card):
-    again = replace(card, slices=tuple(replace(cut, recompute="full", layer_s=9.0) for cut in card.slices))
-    assert says(again).layer == says(again).ends == Correction()
+def test_slices_with_recompute_correct_layers_that_compute_the_same_again(card):
+    again = replace(card, slices=(*card.slices, *(replace(cut, recompute="full", layer_s=0.03) for cut in card.slices)))
+    for recompute, layer_s in (("none", 0.02), ("full", 0.03)):
+        assert step(again, recompute=recompute)["parts_s"]["compute"] == pytest.approx(32 * layer_s + 0.04)
+    assert step(again, recompute="selective")["step_s"] == pytest.approx(step(card, recompute="selective")["step_s"])
+    only = replace(card, slices=tuple(replace(cut, recompute="full", layer_s=0.03) for cut in card.slices))
+    assert step(only, recompute="full")["parts_s"]["compute"] == pytest.approx(32 * 0.03 + 0.04)
+    assert says(only).layer.factor == pytest.approx(says(only).again["full"].factor)  # better than no correction at all
+
+
+def test_fixed_seconds_of_a_layer_that_is_computed_again_come_back(cores):
+    # on cores a layer of 4 sequences took 90 ms, 10 of them whatever its size; with all computed again 130, 20 of them
+    again = tuple(replace(cut, recompute="full", layer_s=0.02 + 0.11 * cut.micro_batch / 4) for cut in cores.slices)
+    workload, profile = replace(load_workload("python-stdlib"), global_batch=32), replace(cores, slices=again)
+    job = Job(load_model("llama-2m"), load_cluster("this-machine-2x4"), workload, on_profile(software(), profile))
+    seen = predict(job, Layouts.of([Layout(dp=8, micro_batch=4, recompute="full")]))
+    assert sum(seen.detail.layer.total_s(way)[0] for way in (0, 1)) == pytest.approx(0.13)
 
 
 def test_another_models_slices_correct_where_the_models_own_are_missing(card):
@@ -281,8 +297,9 @@ def test_products_without_one_of_their_gradients_price_nothing(way, card):
 
 
 def test_experts_and_a_profile_without_attention_are_refused(card):
-    with pytest.raises(InputError, match="prices dense models, and mixtral-8x7b is not one"):
-        measured(load_model("mixtral-8x7b"), load_workload("mlperf-llama2-70b-lora"), card)
+    with pytest.raises(InputError, match="no grouped products in bf16, only in none") as caught:
+        says(card, "mixtral-8x7b")
+    assert "meshwright measure --model mixtral-8x7b --precision bf16-pure" in caught.value.fix
     with pytest.raises(InputError, match="no products in bf16"):
         says(replace(card, attentions=()))
 
@@ -317,3 +334,109 @@ def test_adapters_cost_less_than_all_weights_and_recomputing_more_than_none(card
     assert step_s(pairs) < 0.8 * step_s(None)
     assert step_s(pairs) < step_s(replace(pairs, base="nf4")) < step_s(replace(pairs, base="fp8"))
     assert step_s(pairs) < step_s(pairs, "mlp") < step_s(pairs, "full") < step_s(None, "full")
+
+
+MIXTURE = replace(
+    MODEL,
+    name="mixture",
+    num_layers=5,
+    experts=Experts(num_experts=16, num_active=2, hidden=2048, num_shared=1, num_dense_layers=1),
+    latent=LatentAttention(query_rank=0, key_value_rank=512, nope_dim=96, rope_dim=32, value_dim=96),
+)
+
+
+def with_experts(card: Profile, **changes: object) -> Profile:
+    """The card, which has multiplied 16 experts at 400 TFLOP/s, and whose slice is of layers with experts."""
+    sides = ((4096, 4096), (4096, 2048))
+    grouped = [
+        GroupedTime(number_format="bf16", way=way, num_groups=16, rows=rows, columns=c, inner=i, seconds=2.0 * rows * c * i / 400e12)
+        for rows in (8192, 16384)
+        for c, i in sides
+        for way in WAYS
+    ]
+    alike = replace(MIXTURE.experts, num_dense_layers=0)
+    cut = replace(card.slices[0], model="mixture", latent=MIXTURE.latent, experts=alike, **{"layer_s": 0.05, **changes})
+    return replace(card, grouped=tuple(grouped), slices=(cut,))
+
+
+def mixture_step(profile: Profile, model: Model = MIXTURE, **asked: object) -> dict:
+    return on_one_device(model, profile, **{"precision": "bf16-pure", "seq_len": 8192, "batch": 1, **asked})
+
+
+def test_a_job_of_the_slices_shape_takes_its_layers_with_experts(card):
+    alike = replace(MIXTURE, experts=replace(MIXTURE.experts, num_dense_layers=0))
+    found = mixture_step(with_experts(card), alike)
+    assert found["from_slices"] and found["parts_s"]["compute"] == pytest.approx(5 * 0.05 + 0.04)
+
+
+def test_leading_dense_layers_are_priced_from_kernels_with_the_same_correction(card):
+    profile = with_experts(card)
+    seen = measured(MIXTURE, replace(load_workload("pretrain-1t"), precision="bf16-pure"), profile)
+    (share, dense), (_, routed) = seen.kinds
+    dense_s, routed_s = (float(layer_time(work, 1, 8192, seen.rates).total_s) for work in (dense, routed))
+    assert share == 1 / 5 and seen.layer.factor == pytest.approx(0.05 / routed_s)
+    found = mixture_step(profile)
+    assert found["parts_s"]["compute"] == pytest.approx(4 * 0.05 + dense_s * 0.05 / routed_s + 0.04)
+
+
+def test_experts_are_updated_too(card):
+    assert mixture_step(with_experts(card))["parts_s"]["optimizer"] == pytest.approx(1e-3 + 1e-11 * MIXTURE.num_parameters, rel=1e-3)
+
+
+def test_computing_experts_again_leaves_no_product_out(card):
+    plain, again = (mixture_step(with_experts(card), recompute=kind)["step_s"] for kind in ("none", "full"))
+    seen = measured(MIXTURE, replace(load_workload("pretrain-1t"), precision="bf16-pure"), with_experts(card))
+    forward_s = sum(
+        share * float(time.matmul[0] + time.attention[0] + time.memory[0])
+        for share, work in seen.kinds
+        for time in [layer_time(work, 1, 8192, seen.rates)]
+    )
+    assert again - plain == pytest.approx(5 * forward_s * seen.layer.factor)
+
+
+def test_more_expert_ranks_send_tokens_and_compute_as_much(card):
+    cluster = load_cluster("hgx-h200-ndr").resized(8)
+    workload = replace(load_workload("pretrain-1t"), precision="bf16-pure", global_batch=8)
+    job = Job(MIXTURE, cluster, workload, on_profile(software(), with_experts(card)))
+    layouts = Layouts.of([Layout(dp=8, micro_batch=1), Layout(dp=8, ep=8, micro_batch=1)])
+    found = predict(job, layouts)
+    assert found.parts["exposed_ep"][0] == 0 < found.parts["exposed_ep"][1]
+    assert found.parts["compute"][1] == pytest.approx(found.parts["compute"][0], rel=0.1)
+
+
+PAIRS = Adapters(rank=16, targets=("q", "k", "v", "o", "gate", "up", "down"))
+
+
+def tuned_step(card: Profile, adapters: Adapters, **layout: object):
+    workload = Workload(name="w", model="", seq_len=8192, global_batch=1, precision="bf16-pure", adapters=adapters)
+    job = Job(MODEL, load_cluster("azure-gb200-128").resized(1), workload, on_profile(software(), card))
+    return predict(job, Layouts.of([Layout(micro_batch=1, zero_stage=0, **layout)]))
+
+
+def test_slices_with_adapters_price_jobs_with_such_adapters_and_no_others(card):
+    tuned = replace(
+        card.slices[0], adapters=PAIRS, layer_s=0.014, ends_s=0.03, num_parameters=(2_000_000, 6_000_000), updates_s=(1e-3, 2e-3)
+    )
+    both = replace(card, slices=(*card.slices, tuned))
+    other = replace(PAIRS, base="nf4")
+    assert tuned_step(both, PAIRS).parts["compute"][0] == pytest.approx(32 * 0.014 + 0.03)
+    assert tuned_step(both, replace(PAIRS, alpha=4.0)).parts["compute"][0] == pytest.approx(32 * 0.014 + 0.03)  # a factor costs nothing
+    assert tuned_step(both, other).step_s[0] == pytest.approx(tuned_step(card, other).step_s[0])
+    assert step(both) == step(card)
+    assert tuned_step(both, PAIRS).parts["optimizer"][0] == pytest.approx(tuned.update_s(MODEL_PAIRS), rel=1e-3)
+
+
+MODEL_PAIRS = 32 * 16 * (3 * 4096 + 4096 + 2 * 1024 + 2 * 4096 + 3 * (4096 + 14336))  # of adapters of rank 16 on all matrices
+
+
+def test_slices_with_adapters_alone_correct_other_jobs(card):
+    tuned = replace(card, slices=(replace(card.slices[0], adapters=PAIRS, layer_s=0.014),))
+    assert not step(tuned)["from_slices"] and step(tuned)["step_s"] == pytest.approx(step(card)["step_s"], rel=0.3)
+
+
+def test_weights_of_few_bits_take_what_they_were_timed_at(card):
+    elements = 4096 * (6144 + 4096 + 3 * 14336)
+    timed = MadeTime(base="nf4", number_format="bf16", rows=4096, columns=4096, seconds=4096 * 4096 * 1e-12)
+    bf16, nf4 = (tuned_step(replace(card, made=(timed,)), replace(PAIRS, base=base)).parts["compute"][0] for base in ("bf16", "nf4"))
+    factor = says(card).layer.factor
+    assert nf4 - bf16 == pytest.approx(32 * 2 * elements * 1e-12 * factor)

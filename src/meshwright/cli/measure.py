@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,18 @@ CPU_MODEL, CPU_TOKENS, CPU_SEQUENCES = "llama-2m", 128, 4  # those of the embedd
 CPU_PROCESSES = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the options ask for; empty: what is usual on this kind of machine."""
+
+    models: Sequence[str] = ()
+    workload: str = ""
+    recompute: str = "none"
+    seq: int | None = None
+    batch: int | None = None
+    precisions: Sequence[str] = ()
+
+
 def measure(
     models: Annotated[
         list[str] | None,
@@ -36,6 +49,17 @@ def measure(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the profile to this file; default: the user's cache.", show_default=False)
     ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Time what this workload trains: its sequences, its precision, and its adapters beside a frozen base.",
+            show_default=False,
+        ),
+    ] = "",
+    recompute: Annotated[
+        str, typer.Option(metavar="KIND", help="What the slices compute again: none, selective, mlp or full, as in a layout.")
+    ] = "none",
     seq: Annotated[int | None, typer.Option(metavar="N", min=8, help="Length of a sequence in tokens.", show_default=False)] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of sequences in a micro-batch.", show_default=False)] = None,
     precisions: Annotated[
@@ -81,13 +105,16 @@ def measure(
 
       meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
 
+      meshwright measure --model llama-3.1-8b --workload lora.toml --recompute mlp
+
       meshwright measure --cluster lab
     """
     started_s = time.perf_counter()  # before torch is imported: the import counts as well
+    wanted = Wanted(models=models or (), workload=workload, recompute=recompute, seq=seq, batch=batch, precisions=precisions or ())
     if tiers_of or base:
         from meshwright.cli.measure_cluster import measure_cluster
 
-        make = partial(_measured, models or (), seq, batch, precisions or (), limit_s=limit, started_s=started_s, is_quick=is_quick)
+        make = partial(_measured, wanted, limit_s=limit, started_s=started_s, is_quick=is_quick)
         measure_cluster(tiers_of, base, out, make, as_json=as_json)
         return
     from meshwright.cli.show import show
@@ -96,30 +123,21 @@ def measure(
 
     path = out or usual_path()
     check_place(path)
-    profile = _measured(models or (), seq, batch, precisions or (), processes, limit_s=limit, started_s=started_s, is_quick=is_quick)
+    profile = _measured(wanted, processes, limit_s=limit, started_s=started_s, is_quick=is_quick)
     write_profile(profile, path)
     show(measurement_document(profile, path, is_usual=out is None), as_json=as_json)
 
 
-def _measured(
-    models: Sequence[str],
-    seq: int | None,
-    batch: int | None,
-    precisions: Sequence[str],
-    processes: int,
-    *,
-    limit_s: float,
-    started_s: float,
-    is_quick: bool,
-) -> Profile:
+def _measured(wanted: Wanted, processes: int, *, limit_s: float, started_s: float, is_quick: bool) -> Profile:
     """The profile of this machine, measured now."""
     from meshwright.cli.train_run import torch_or_error
     from meshwright.train.measure.waiting import sees_gpu, waiting
 
-    likely = len(models or GPU_MODELS) * len(precisions or ("bf16", "fp8")) if sees_gpu() else 0
+    formats = wanted.precisions or (("bf16",) if wanted.workload else ("bf16", "fp8"))
+    likely = len(wanted.models or GPU_MODELS) * len(formats) if sees_gpu() else 0
     with waiting(likely) as ready:  # these processes load torch while this process does
         torch_or_error()
-        asked = _asked(models, seq, batch, precisions, processes)
+        asked = _asked(wanted, processes)
         from meshwright.train.measure.machine import QUICK, THOROUGH, device_here
         from meshwright.train.measure.machine import measure as measured
 
@@ -168,18 +186,28 @@ def check_place(path: Path) -> None:
         raise InputError("a profile is a .json file", where=str(path), fix=f"use {path.name}.json")
 
 
-def _asked(models: Sequence[str], seq: int | None, batch: int | None, precisions: Sequence[str], processes: int) -> list[Asked]:
-    """What to time: the models named, or the usual ones for this kind of machine."""
-    from meshwright.describe.load import load_model
+def _asked(wanted: Wanted, processes: int) -> list[Asked]:
+    """What to time: the models named, or the usual ones for this kind of machine, as the workload trains them if there is one."""
+    from meshwright.describe.load import load_model, load_workload
     from meshwright.train.measure.machine import asked_of, check_room, device_here
 
     device = device_here()
     is_gpu = device.type == "cuda"
-    names = tuple(dict.fromkeys(models)) or (GPU_MODELS if is_gpu else (CPU_MODEL,))
-    tokens = seq or (GPU_TOKENS if is_gpu else CPU_TOKENS)
-    size = batch or (0 if is_gpu else CPU_SEQUENCES)
+    names = tuple(dict.fromkeys(wanted.models)) or (GPU_MODELS if is_gpu else (CPU_MODEL,))
+    trained = load_workload(wanted.workload) if wanted.workload else None
+    usual_tokens = trained.seq_len if trained else GPU_TOKENS if is_gpu else CPU_TOKENS
+    precisions = tuple(wanted.precisions) or ((trained.precision,) if trained else ())
     asked = [
-        asked_of(load_model(name), device, seq_len=tokens, micro_batch=size, precisions=tuple(precisions), packed=not is_gpu)
+        asked_of(
+            load_model(name),
+            device,
+            seq_len=wanted.seq or usual_tokens,
+            micro_batch=wanted.batch or (0 if is_gpu else CPU_SEQUENCES),
+            precisions=precisions,
+            packed=trained.packed if trained else not is_gpu,
+            recompute=wanted.recompute,
+            adapters=trained.adapters if trained else None,
+        )
         for name in names
     ]
     for one in asked:

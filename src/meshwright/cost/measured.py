@@ -1,4 +1,4 @@
-"""Times from measurements of a machine: rates of measured shapes, interpolated to other shapes in log space, and combined to layers.
+"""Times from measurements of a machine: rates of measured shapes, interpolated to other shapes in log space.
 
 Every shape may be a number or an array; they broadcast. A shape that was timed gets exactly its measured time.
 """
@@ -6,17 +6,16 @@ Every shape may be a number or an array; they broadcast. A shape that was timed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes
-
 Column = NDArray[np.float64]
 NEAR = 1e-3  # squared distance in log space below which shapes count the same
 REACH = 4.0  # power of the distance by which the weight of distant shapes falls
+APART = 0.2  # of the largest, by which points must differ for a line through them: closer together, noise would turn it
 LOSS_BYTES = 16.0  # a logit, both ways: written by the product, read and written by the loss, read by two products
 
 
@@ -41,56 +40,10 @@ class Rates:
     elementwise_bytes_per_s: float
     loss_bytes_per_s: float
     cast_bytes: float  # of one element of a product's input
+    grouped: Mapping[str, tuple[Column, Column]] = field(default_factory=dict)  # by way: [(groups, rows, columns, inner), points], FLOP/s
+    made_bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # by base: codes of few bits read, and weights written
     collectives: Mapping[str, tuple[Column, Column]] = field(default_factory=dict)  # by kind: [(ranks, bytes), points], seconds
     placed: Mapping[str, tuple[Placed, ...]] = field(default_factory=dict)  # by kind: between hosts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The numbers of a dense transformer that decide the work of a layer and of its ends."""
-
-    hidden: int
-    ffn_hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    gated: bool = True
-
-    def qkv(self, tp: Any) -> Column:
-        """Width of queries, keys and values of `tp` ranks together; with more ranks than key-value heads, heads are copied."""
-        return np.asarray((self.num_heads + 2 * np.maximum(self.num_kv_heads, tp)) * self.head_dim)
-
-    @property
-    def query(self) -> int:
-        """Width of all query heads."""
-        return self.num_heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTime:
-    """Seconds of a layer, composed of single kernels, forward and backward separately."""
-
-    matmul: tuple[Column, Column]
-    attention: tuple[Column, Column]
-    memory: tuple[Column, Column]
-    weight_s: Column  # of the backward: weight gradients
-    into_s: Column  # of the forward: the product into the MLP
-    last_s: Column  # of the forward: the product whose result no backward reads
-
-    @property
-    def total_s(self) -> Column:
-        """Both ways."""
-        return np.asarray(sum((*self.matmul, *self.attention, *self.memory)))
-
-    def frozen(self, forward_s: Any, backward_s: Any) -> LayerTime:
-        """The same layer with frozen weights: without weight gradients, and with so many seconds of adapters each way."""
-        return replace(
-            self,
-            matmul=(self.matmul[0], self.matmul[1] - self.weight_s),
-            memory=(self.memory[0] + forward_s, self.memory[1] + backward_s),
-            weight_s=np.zeros_like(self.weight_s),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +59,11 @@ class Correction:
 
     @staticmethod
     def through(composed_s: Any, seen_s: Any) -> Correction:
-        """The line through two or more points; through the origin if there is one point, or if the line would give negative prices."""
+        """The line through two or more points; through the origin if there is one, if they are close together, or if the line would give
+        negative prices."""
         composed, seen = np.asarray(composed_s, dtype=np.float64), np.asarray(seen_s, dtype=np.float64)
         in_proportion = Correction(factor=float(np.exp(np.mean(np.log(seen / composed)))))
-        if len(composed) < 2 or np.ptp(composed) < 1e-3 * composed.max():
+        if len(composed) < 2 or np.ptp(composed) < APART * composed.max():
             return in_proportion
         factor, fixed_s = np.polyfit(composed, seen, 1, w=1 / seen)
         if factor <= 0 or fixed_s < 0:
@@ -209,38 +163,21 @@ def product_s(rows: Any, columns: Any, inner: Any, rates: Rates) -> tuple[Column
     return forward, given, weight
 
 
-def layer_time(shape: Shape, sequences: Any, seq_len: Any, tp: Any, rates: Rates) -> LayerTime:
-    """Seconds of one dense layer for so many sequences of so many tokens on one of `tp` ranks."""
-    rows, ffn = np.asarray(sequences) * seq_len, shape.ffn_hidden
-    into = (1 + shape.gated) * ffn / np.asarray(tp)
-    qkv = shape.qkv(tp)
-    cuts = ((qkv / np.asarray(tp), shape.hidden), (shape.hidden, shape.query / np.asarray(tp)), (into, shape.hidden))
-    out = product_s(rows, shape.hidden, ffn / np.asarray(tp), rates)
-    each = [product_s(rows, columns, inner, rates) for columns, inner in cuts] + [out]
-    forward, given, weight = (np.asarray(sum(times[i] for times in each)) for i in range(3))
-    heads = np.asarray(sequences) * shape.num_heads / tp
-    flops = 2.0 * heads * np.asarray(seq_len, dtype=np.float64) ** 2 * shape.head_dim  # of two products, half of each masked
-    attended = [work_s(flops * factor, (heads, seq_len, shape.head_dim), *rates.attention[way]) for way, factor in ((0, 1.0), (1, 2.5))]
-    per_token_s = rows / np.asarray(tp) / rates.elementwise_bytes_per_s
-    moved = (
-        layer_forward_bytes(shape.hidden, qkv, ffn, float(shape.gated), rates.cast_bytes, shape.query),
-        layer_backward_bytes(shape.hidden, qkv, ffn, float(shape.gated), rates.cast_bytes),
-    )
-    return LayerTime(
-        matmul=(forward, given + weight),
-        attention=(attended[0], attended[1]),
-        memory=(moved[0] * per_token_s, moved[1] * per_token_s),
-        weight_s=weight,
-        into_s=each[2][0],
-        last_s=out[0],
-    )
+def grouped_s(num_groups: Any, rows: Any, columns: Any, inner: Any, rates: Rates) -> tuple[Column, Column, Column]:
+    """The same of a grouped product: so many rows in all, each with the matrix of its group."""
+    flops = 2.0 * np.asarray(rows) * columns * inner
+    sides = (num_groups, rows, columns, inner)
+    forward, given, weight = (work_s(flops, sides, *rates.grouped[way]) for way in ("forward", "input", "weight"))
+    return forward, given, weight
 
 
-def ends_time(shape: Shape, rows: Any, block_rows: Any, tp: Any, rates: Rates, *, trained: bool = True) -> tuple[Column, Column]:
+def ends_time(
+    hidden: Any, vocab_size: Any, rows: Any, block_rows: Any, tp: Any, rates: Rates, *, trained: bool = True
+) -> tuple[Column, Column]:
     """Seconds of the output projection, which may be frozen, and the loss, forward and backward, block of rows by block of rows."""
     block = np.minimum(rows, block_rows)
-    columns = np.ceil(shape.vocab_size / np.asarray(tp))  # with padding, where the vocabulary does not divide
-    forward, given, weight = product_s(block, columns, shape.hidden, rates)
+    columns = np.ceil(np.asarray(vocab_size) / np.asarray(tp))  # with padding, where the vocabulary does not divide
+    forward, given, weight = product_s(block, columns, hidden, rates)
     loss_s = np.asarray(rows) * columns * LOSS_BYTES / 2 / rates.loss_bytes_per_s
     blocks = np.asarray(rows) / block
     return np.asarray(forward * blocks + loss_s), np.asarray((given + weight * trained) * blocks + loss_s)

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from meshwright.describe.bounds import MOST_REAL, check_numbers
-from meshwright.describe.model import Model
+from meshwright.describe.model import Experts, LatentAttention, Model
+from meshwright.describe.products import adapted_matrices
+from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError, argument
 from meshwright.files import read_text
 
@@ -26,6 +28,7 @@ POSITIVE = (  # of a slice
 )
 VERSION = 1
 FILE_NAME = "profile.json"
+SIDES = ("hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size")  # of a model's layers and ends
 WAYS = ("forward", "input", "weight")  # a product, the gradient of its input, the gradient of its weight
 
 
@@ -42,8 +45,32 @@ class ProductTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedTime:
+    """Seconds of a grouped product: `rows` visits of tokens in all, each with the matrix `columns` x `inner` of one of the experts."""
+
+    number_format: str
+    way: str  # of WAYS
+    num_groups: int  # experts
+    rows: int
+    columns: int
+    inner: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeTime:
+    """Seconds in which a frozen matrix in few bits is made again for a product."""
+
+    base: str  # fp8, nf4
+    number_format: str  # in which it is multiplied
+    rows: int
+    columns: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTime:
-    """Seconds of causal attention as the trainer calls it."""
+    """Seconds of causal attention as the trainer calls it; latent heads are all as wide as the wider of keys and values."""
 
     number_format: str
     batch: int
@@ -82,15 +109,21 @@ class Slice:
     updates_s: tuple[float, float]  # the optimizer's part of a step, at each number of layers
     state_bytes_per_parameter: float  # what stays between steps; 0 where memory is not counted
     layer_saved_bytes: float  # what a layer leaves for its backward; 0 where memory is not counted
-    ends_bytes: float  # at the peak, beside what stays and what the layers leave
+    ends_bytes: float  # at the loss, beside what stays and what the layers leave
     gated: bool = True  # whether the MLP multiplies two products
+    latent: LatentAttention | None = None
+    experts: Experts | None = None  # of every layer: leading dense layers are left out
+    adapters: Adapters | None = None  # beside a frozen base; parameters and states are then those that are trained; None: all are
+    work_bytes: float = 0.0  # in the backward of a layer, beside gradients and what layers left; 0: not known
+    layer_state_bytes: float = 0.0  # what stays of a layer between steps, frozen weights included; 0: not known
+    ends_state_bytes: float = 0.0  # and of the rest
     tp: int = 1  # ranks that the layers were cut over; seconds are then those of exchanges too
     pp: int = 1  # ranks that the layers were dealt out to: seconds of a micro-batch, of all stages together
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """What makes the layers and ends of two models the same."""
-        return self.hidden, self.ffn_hidden, self.num_heads, self.num_kv_heads, self.head_dim, self.vocab_size
+    def like(self) -> Model:
+        """A model with such layers and ends."""
+        return _like(self, latent=self.latent, experts=self.experts)
 
     @property
     def rows(self) -> int:
@@ -152,9 +185,9 @@ class RankChunk:
     has_loss: bool  # whether the seconds are those of head and loss as well
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """What makes the layers and ends of two models the same."""
-        return self.hidden, self.ffn_hidden, self.num_heads, self.num_kv_heads, self.head_dim, self.vocab_size
+    def like(self) -> Model:
+        """A model with such layers and ends."""
+        return _like(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +208,8 @@ class Profile:
     loss_bytes_per_s: float
     optimizer_bytes_per_s: float
     products: tuple[ProductTime, ...] = ()
+    grouped: tuple[GroupedTime, ...] = ()  # products of experts
+    made: tuple[MadeTime, ...] = ()  # weights of frozen bases in few bits
     attentions: tuple[AttentionTime, ...] = ()
     slices: tuple[Slice, ...] = ()
     shared_slices: tuple[Slice, ...] = ()  # of several ranks each, cut or dealt out, where processes share cores
@@ -204,28 +239,51 @@ class Profile:
         together = f", {self.num_processes} processes on {self.num_cores} cores" if self.shares_cores else ""
         return f"profile of {self.device}{together}, {self.date}"
 
-    def slices_of(self, model: Model, number_format: str, precision: str = "") -> list[Slice]:
-        """Slices of a model's shape in a number format; of several recipes, those of `precision` where there are any."""
-        return _slices_of(self.slices, model, number_format, precision)
+    def slices_of(self, model: Model, number_format: str, precision: str = "", adapters: Adapters | None = None) -> list[Slice]:
+        """Slices of a model's shape in a number format; of several recipes, those of `precision` where there are any.
+
+        Beside adapters, slices with such adapters where there are any; else, as without adapters, those in which all weights were trained.
+        """
+        alike = _slices_of(self.slices, model, number_format)
+        whole = [cut for cut in alike if cut.adapters is None]
+        tuned = [cut for cut in alike if adapters and cut.adapters and kind_of(model, cut.adapters) == kind_of(model, adapters)]
+        return _of_recipe(tuned or whole, precision)
 
     def rank_chunks_of(self, model: Model, number_format: str) -> list[RankChunk]:
         """Rehearsed chunks of a model's shape in a number format."""
-        return [one for one in self.rank_chunks if one.shape == shape_of(model) and one.number_format == number_format]
+        return [one for one in self.rank_chunks if shape_of(one.like) == shape_of(model) and one.number_format == number_format]
 
     def shared_slices_of(self, model: Model, number_format: str, precision: str = "") -> list[Slice]:
         """The same of slices that several ranks made together."""
-        return _slices_of(self.shared_slices, model, number_format, precision)
+        return _of_recipe(_slices_of(self.shared_slices, model, number_format), precision)
 
 
-def _slices_of(slices: Sequence[Slice], model: Model, number_format: str, precision: str) -> list[Slice]:
-    alike = [s for s in slices if s.shape == shape_of(model) and s.number_format == number_format]
-    same = [s for s in alike if s.precision == precision]
-    return same or alike
+def _slices_of(slices: Sequence[Slice], model: Model, number_format: str) -> list[Slice]:
+    return [s for s in slices if shape_of(s.like) == shape_of(model) and s.number_format == number_format]
 
 
-def shape_of(model: Model) -> tuple[int, ...]:
+def _of_recipe(slices: list[Slice], precision: str) -> list[Slice]:
+    return [s for s in slices if s.precision == precision] or slices
+
+
+def shape_of(model: Model) -> tuple[object, ...]:
     """What of a model decides the cost of a layer and of its ends."""
-    return model.hidden, model.ffn_hidden, model.num_heads, model.num_kv_heads, model.head_dim, model.vocab_size
+    latent, experts = model.latent, model.experts
+    return (
+        *(getattr(model, side) for side in SIDES),
+        latent and (latent.query_rank, latent.key_value_rank, latent.nope_dim, latent.rope_dim, latent.value_dim),
+        experts and (experts.num_experts, experts.num_active, experts.hidden, experts.num_shared),
+    )
+
+
+def kind_of(model: Model, adapters: Adapters) -> tuple[object, ...]:
+    """What of adapters decides the cost of a layer of a model."""
+    return adapters.rank, adapted_matrices(model, adapters), adapters.dropout > 0, adapters.base
+
+
+def _like(cut: Slice | RankChunk, latent: LatentAttention | None = None, experts: Experts | None = None) -> Model:
+    sides = {side: getattr(cut, side) for side in SIDES}
+    return Model(name=cut.model, num_layers=1, **sides, gated=cut.gated, latent=latent, experts=experts)
 
 
 def profile_text(profile: Profile) -> str:
@@ -276,7 +334,7 @@ def _check(profile: Profile, where: str) -> None:
         raise InputError(f"device_type is {profile.device_type!r}", where=where, fix="cuda or cpu")
     wanted: dict[str, float] = {f.name: getattr(profile, f.name) for f in fields(Profile) if f.name.endswith("_per_s")}
     wanted["launch_s"], wanted["num_processes"] = profile.launch_s, profile.num_processes
-    for name in ("products", "attentions", "collectives"):
+    for name in ("products", "grouped", "made", "attentions", "collectives"):
         for i, entry in enumerate(getattr(profile, name)):
             wanted.update({f"{name}[{i}].{key}": value for key, value in asdict(entry).items() if isinstance(value, int | float)})
     for i, chunk in enumerate(profile.rank_chunks):
@@ -304,6 +362,17 @@ def _check(profile: Profile, where: str) -> None:
         if not 0 < value <= MOST_REAL:
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)
     check_numbers(profile, where)
+    _check_models(profile, where)
+
+
+def _check_models(profile: Profile, where: str) -> None:
+    """Raise where a slice or a rehearsed rank is of layers that no model can have."""
+    for name in ("slices", "shared_slices", "rank_chunks"):
+        for i, cut in enumerate(getattr(profile, name)):
+            try:
+                _ = cut.like
+            except InputError as error:
+                raise InputError(f"{name}[{i}]: {error.what}", where=where, fix=_FIX) from None
 
 
 def cache_folder() -> Path:

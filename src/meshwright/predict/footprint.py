@@ -20,7 +20,6 @@ from meshwright.cost.pipeline import layers_in_flight, peak_in_flight, smallest_
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
 from meshwright.describe.products import Product, adapted_matrices, attention_products, layer_products, mlp_products, repeated
-from meshwright.describe.profile import Slice
 from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import ADAPTED, FEW_BITS, Adapters, Workload
@@ -43,7 +42,6 @@ def reserve_for(accelerator: Accelerator) -> float:
 
 JOINED = (("attention", ("q", "k", "v")), ("mlp", ("gate", "up")), ("mlp.shared", ("gate", "up")))  # one product each
 OFFLOADED_SHARE = 0.5  # of the layers, those whose activations `offload` moves to the host's memory
-LOSS_TENSORS = 4  # hidden states in memory at the loss besides logits: the last layer's, the normalized ones, and both gradients
 SPLIT_INPUTS, WHOLE = ("o", "down"), ("q_down", "kv_down")  # matrices that tensor ranks split along their input, or not at all
 GATHERED = ("q", "gate", "up")  # the first of the matrices that multiply hidden states which tensor ranks have gathered
 NUM_GATHERED_LAYERS = 2  # ZeRO 3: the present layer and the one that is fetched ahead
@@ -451,12 +449,17 @@ def _every_recompute() -> Layouts:
     return Layouts.of([Layout(recompute=kind) for kind in RECOMPUTE])
 
 
-def kept_bytes(model: Model, workload: Workload, recipe: Recipe | None = None) -> Column:
+def kept_bytes(model: Model, workload: Workload, recipe: Recipe | None = None, *, is_own: bool = False) -> Column:
     """Bytes that a layer keeps of a token for its backward, averaged over the layers, by the kind of recomputing (`RECOMPUTE`)."""
-    shapes, layouts = _Shapes.of(model, workload, recipe), _every_recompute()
+    shapes, layouts = _Shapes.of(model, workload, recipe, is_own), _every_recompute()
     split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     cut = _Cut.of(shapes, layouts, split, np.zeros((1, 1), dtype=np.int64))
     return np.asarray((_saved_bytes(shapes, layouts, cut) / cut.layers)[0])
+
+
+def backward_bytes(model: Model, workload: Workload, recipe: Recipe | None = None) -> float:
+    """Bytes of a token besides those that layers keep, in the backward pass of the fuller kind of layer on one rank."""
+    return float(_Shapes.of(model, workload, recipe, is_own=True).backward(Layouts.of([Layout()]))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -728,54 +731,6 @@ def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, is_own: bool) 
     split = split + with_experts * float(model.shared_expert_parameters)
     whole = shapes.replicated_parameters + with_experts * float(model.expert_parameters)
     return workspace_bytes + shapes.recipe.tensor_bytes * (split / layouts.tp + whole)
-
-
-def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Layouts, cut: Slice) -> Footprint:
-    """The footprint, with rows of one rank and one micro-batch replaced by what a slice of the trainer's step kept in memory.
-
-    There, gradients are created during the backward pass while saved activations are released. The peak is at the loss, in the backward
-    pass of the last layer or of the first, or when all gradients exist.
-    """
-    alone = (layouts.tp * layouts.cp * layouts.pp * layouts.dp == 1) & (workload.global_batch == layouts.micro_batch)
-    if not cut.state_bytes_per_parameter or not alone.any():
-        return priced
-    tensor_bytes = FP32_BYTES if cut.number_format == "fp32" else BF16_BYTES
-    shapes, layers = _Shapes(model, replace(recipe_for(workload.precision), tensor_bytes=tensor_bytes), None), model.num_layers
-    tokens = layouts.micro_batch * float(workload.seq_len)
-    whole = cut.layer_saved_bytes * tokens / cut.rows
-    hidden = tensor_bytes * model.hidden * tokens
-    full, some = layouts.recomputes_all, layouts.recomputes("selective")
-    kept = np.where(full, hidden, whole - np.where(some, shapes.recomputable * tokens, 0.0))
-    work = tokens * memory.mlp_backward_bytes(model.hidden, model.ffn_hidden, shapes.num_inner, shapes.recipe) + np.where(full, whole, 0.0)
-    head = tensor_bytes * model.head_parameters
-    table = 0.0 if model.tied_embeddings else tensor_bytes * model.embedding_parameters
-    ends = model.head_parameters + (0 if model.tied_embeddings else model.embedding_parameters)
-    layer = tensor_bytes * (model.num_parameters - ends) / layers
-    at_loss = cut.ends_bytes + LOSS_TENSORS * tensor_bytes * model.hidden * (tokens - cut.rows)
-    ones = np.ones_like(tokens)
-    moments = np.stack(  # (activations, gradients, what else) at each
-        [
-            np.stack([layers * kept, 0.0 * ones, at_loss]),
-            np.stack([layers * kept, (head + layer) * ones, work]),
-            np.stack([kept, (head + layers * layer) * ones, work]),
-            np.stack([0.0 * ones, (head + layers * layer + table) * ones, hidden]),
-        ]
-    )
-    worst = moments.sum(axis=1).argmax(axis=0)
-    activations, gradients, extra = moments[worst, :, np.arange(len(tokens))].T
-    weights = tensor_bytes * model.num_parameters
-    is_loss = worst == 0
-    parts = {
-        "weights": weights * ones,
-        "optimizer": (cut.state_bytes_per_parameter * model.num_parameters - weights) * ones,
-        "gradients": gradients,
-        "activations": activations,
-        "loss": np.where(is_loss, extra, 0.0),
-        "buffers": np.where(is_loss, 0.0, extra),
-    }
-    replaced = {name: np.where(alone, value, getattr(priced, name)) for name, value in parts.items()}
-    moment = np.array([1, 0, 0, 2])[worst]
-    return replace(priced, **replaced, moment=np.where(alone, moment, priced.moment))
 
 
 def spare_bytes(priced: Footprint, accelerator: Accelerator, reserve_bytes: float = RESERVE_BYTES) -> Column:

@@ -18,10 +18,11 @@ from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.footprint import Footprint, footprint, recipe_for, with_slice
+from meshwright.predict.footprint import Footprint, footprint, recipe_for
 from meshwright.predict.inputs import inputs_of
 from meshwright.predict.legality import legal_rows
 from meshwright.predict.measured import format_of, measured
+from meshwright.predict.slice_memory import with_slices
 from meshwright.predict.software import on_profile, software
 from meshwright.predict.step import PARTS, StepParts, price
 from meshwright.predict.uncertainty import Interval, interval
@@ -97,9 +98,10 @@ def bytes_of(job: Job, layouts: Layouts) -> Footprint:
     """Bytes of every layout; if a hardware profile has slices of this model, as measured on them."""
     model, workload, profile = job.model, job.workload, job.software.profile
     counted = footprint(model, workload, layouts, recipe_for(workload.precision, job.cluster.accelerator), is_own=job.software.is_own)
-    is_whole = workload.adapters is None  # slices were trained whole
-    cuts = profile.slices_of(model, format_of(workload.precision), workload.precision) if profile and is_whole else []
-    return with_slice(counted, model, workload, layouts, cuts[-1]) if cuts else counted
+    if profile is None:
+        return counted
+    cuts = profile.slices_of(model, format_of(workload.precision), workload.precision, workload.adapters)
+    return with_slices(counted, model, workload, layouts, cuts)
 
 
 def interval_of(job: Job) -> Interval:
@@ -108,7 +110,7 @@ def interval_of(job: Job) -> Interval:
     if profile is None:
         return interval(job)
     number_format = format_of(job.workload.precision)
-    own = profile.slices_of(model, number_format, job.workload.precision)
+    own = profile.slices_of(model, number_format, job.workload.precision, job.workload.adapters)
     spread = PROFILE_SPREAD[profile.device_type] * (1 if own else 2)
     kin = f"{profile.words}, slices of {'this model' if own else 'other models'}"
     note = "" if own else f"the profile has no slice of {model.name} in {number_format}: other models' corrections are used"

@@ -16,7 +16,8 @@ from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
 from meshwright.layout import OPS, Layouts
 from meshwright.predict.inputs import DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import Measured
-from meshwright.predict.prices import Layer, MeasuredPricer, Pricer
+from meshwright.predict.measured_prices import MeasuredPricer
+from meshwright.predict.prices import Layer, Pricer
 from meshwright.predict.software import Constants
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.record.entries import PARTS as PARTS

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshwright.describe.profile import Profile, Slice, profile_text
+from meshwright.describe.profile import GroupedTime, ProductTime, Profile, Slice, profile_text
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
 from meshwright.units import seconds, si
 
@@ -18,14 +18,17 @@ def measurement_document(profile: Profile, path: Path, *, is_usual: bool) -> Doc
 
 
 def _blocks(profile: Profile, path: Path, *, is_usual: bool) -> Iterator[Block]:
-    rates = {"copy": profile.copy_bytes_per_s, "norm": profile.norm_bytes_per_s, "optimizer": profile.optimizer_bytes_per_s}
+    bandwidths = {"copy": profile.copy_bytes_per_s, "norm": profile.norm_bytes_per_s, "optimizer": profile.optimizer_bytes_per_s}
     pairs = [("measured in", seconds(profile.measured_s)), ("an empty kernel", seconds(profile.launch_s))]
     if profile.device_type == "cuda":
         by = dict.fromkeys(each.kernel or "torch's own kernels" for each in profile.attentions)
         pairs.append(("attention by", ", ".join(by)))
-    pairs += [(name, si(rate, "B/s")) for name, rate in rates.items()]
+    pairs += [(name, si(rate, "B/s")) for name, rate in bandwidths.items()]
     yield Pairs(profile.words, tuple((name, value, "") for name, value in pairs))
-    yield Table("products", ("format", "rows>", "slowest>", "fastest>"), tuple(_product_rows(profile)))
+    rates = ("format", "rows>", "slowest>", "fastest>")
+    yield Table("products", rates, tuple(_product_rows(profile.products)))
+    if profile.grouped:
+        yield Table("products of experts", rates, tuple(_product_rows(profile.grouped)))
     columns = ("model", "precision", "batch>", "ranks>", "layer>", "ends>", "update>", "kept per layer>")
     yield Table("slices of the training step", columns, tuple(map(_slice_row, (*profile.slices, *profile.shared_slices))))
     if profile.on_one_machine:
@@ -50,12 +53,20 @@ def _slice_row(cut: Slice) -> tuple[str, ...]:
     ranks = f"tp={cut.tp}" if cut.tp > 1 else f"pp={cut.pp}" if cut.pp > 1 else "1"
     kept = si(cut.layer_saved_bytes, "B") if cut.layer_saved_bytes else "not counted"
     times = map(seconds, (cut.layer_s, cut.ends_s, cut.updates_s[1]))
-    return cut.model, cut.precision, f"{cut.micro_batch} x {cut.seq_len:,}", ranks, *times, kept
+    return cut.model, ", ".join((cut.precision, *_trained(cut))), f"{cut.micro_batch} x {cut.seq_len:,}", ranks, *times, kept
 
 
-def _product_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+def _trained(cut: Slice) -> Iterator[str]:
+    """What differs from training all weights with nothing computed again."""
+    if cut.adapters:
+        yield f"adapters of rank {cut.adapters.rank} and {cut.adapters.base} base"
+    if cut.recompute != "none":
+        yield f"{cut.recompute} recompute"
+
+
+def _product_rows(products: Sequence[ProductTime | GroupedTime]) -> Iterator[tuple[str, ...]]:
     found: dict[tuple[str, int], list[float]] = {}
-    for p in profile.products:
+    for p in products:
         found.setdefault((p.number_format, p.rows), []).append(2.0 * p.rows * p.columns * p.inner / p.seconds)
     for (name, rows), rates in sorted(found.items()):
         yield name, f"{rows:,}", si(min(rates), "FLOP/s"), si(max(rates), "FLOP/s")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny import CPU, TINY
 
+from meshwright.describe.model import Experts, LatentAttention
 from meshwright.describe.profile import WAYS
 from meshwright.train.measure import kernels
 from meshwright.train.model.attention import Context
@@ -118,3 +119,61 @@ def test_fp8_products_have_the_same_shapes(way: str) -> None:
         pytest.skip("this GPU does not multiply fp8")
     shape = kernels.product(way, 64, 32, 16, "fp8", device)().shape
     assert tuple(shape) == {"forward": (64, 32), "input": (64, 16), "weight": (32, 16)}[way]
+
+
+MIXTURE = replace(TINY, experts=Experts(num_experts=4, num_active=2, hidden=16, num_shared=1, num_dense_layers=1))
+LATENT = replace(TINY, latent=LatentAttention(query_rank=0, key_value_rank=16, nope_dim=8, rope_dim=4, value_dim=8))
+
+
+@pytest.mark.parametrize("model", [MIXTURE, LATENT])
+def test_products_of_other_layers_are_those_the_trainer_multiplies(model) -> None:
+    weights = {
+        tuple(p.shape)
+        for name, p in Transformer(model.cut_to(2)).named_parameters()
+        if p.dim() == 2 and name.startswith("layers") and ".experts." not in name
+    }
+    assert weights == set(kernels.layer_products(model).values())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_grouped_products_are_those_of_their_definition(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+    inner = kernels._normal
+    monkeypatch.setattr(kernels, "_normal", lambda *given: [made.append(inner(*given)), made[-1]][1])
+    counts = torch.tensor([3, 0, 5])
+    found = kernels.grouped_product(way, counts, 6, 4, "fp32", CPU)()
+    first, second = made
+    groups = list(zip(first.split([3, 0, 5]), second.split([3, 0, 5]) if way == "weight" else second, strict=True))
+    if way == "weight":
+        wanted = torch.stack([g.T @ x for g, x in groups])
+    else:
+        wanted = torch.cat([rows @ (w.T if way == "forward" else w) for rows, w in groups])
+    torch.testing.assert_close(found, wanted)
+
+
+def test_all_products_of_experts_are_timed_once() -> None:
+    timed = kernels.grouped_products_s(MIXTURE, 16, "fp32", CPU, 0.001)
+    assert {(p.way, p.num_groups, p.rows, p.columns, p.inner) for p in timed} == {
+        (way, 4, 32, *sides) for way in WAYS for sides in ((32, 32), (32, 16))
+    }
+    assert all(p.seconds > 0 for p in timed) and kernels.grouped_products_s(TINY, 16, "fp32", CPU, 0.001) == []
+    assert len(kernels.grouped_products_s(MIXTURE, 16, "fp8", CPU, 0.001)) == 6  # by the rounding that a processor emulates
+
+
+def test_every_token_visits_as_many_experts() -> None:
+    counts = kernels.visit_counts(Experts(num_experts=8, num_active=3, hidden=4), 1000, CPU)
+    assert int(counts.sum()) == 3000 and len(counts) == 8 and int(counts.max()) <= 1000 and int(counts.max()) > int(counts.min())
+
+
+def test_attention_of_latent_heads_is_timed_at_their_width() -> None:
+    timed = kernels.attention_s(LATENT, 1, 8, "fp32", CPU, 0.001)
+    assert (timed.num_heads, timed.num_kv_heads, timed.head_dim) == (4, 4, 12)
+
+
+@pytest.mark.parametrize("base", ["fp8", "nf4"])
+def test_weights_of_few_bits_are_made_in_the_format_of_the_products(base: str) -> None:
+    timed = kernels.made_s(MIXTURE, base, "bf16", CPU, 0.001)
+    assert {(one.rows, one.columns) for one in timed} == {
+        pair for name, pair in kernels.layer_products(MIXTURE).items() if name != "router"
+    }
+    assert all(one.seconds > 0 and one.base == base for one in timed) and kernels.made_s(MIXTURE, "bf16", "bf16", CPU, 0.001) == []

@@ -10,10 +10,15 @@ import pytest
 import torch
 from tiny import CPU, TINY
 
-from meshwright.describe.load import load_model
-from meshwright.describe.model import Model
-from meshwright.describe.profile import AttentionTime, ProductTime, read_profile
+from meshwright.describe.load import EMULATED, load_cluster, load_model
+from meshwright.describe.model import Experts, LatentAttention, Model
+from meshwright.describe.profile import AttentionTime, ProductTime, profile_text, read_profile
+from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import InputError
+from meshwright.job import Job
+from meshwright.layout import Layout, Layouts
+from meshwright.predict.prediction import on_one_device, parts
+from meshwright.predict.software import on_profile, software
 from meshwright.train.measure import kernels, machine, slices, workers
 
 
@@ -65,7 +70,7 @@ def test_smaller_models_are_measured_with_more_sequences():
 
 
 def _of_size(num_parameters: float) -> Model:
-    return replace(TINY, vocab_size=int((num_parameters - TINY.cut_to(8).num_parameters) / 64))
+    return replace(TINY, vocab_size=int((num_parameters - TINY.cut_to(8).num_parameters) / 64) // 16 * 16)
 
 
 def test_a_precision_that_the_trainer_does_not_run_is_refused():
@@ -122,8 +127,52 @@ def test_what_is_asked_of_a_model_by_default(monkeypatch):
     asked = machine.asked_of(TINY, CPU, seq_len=8, packed=True)
     assert (asked.precisions, asked.seq_len, asked.packed, asked.micro_batch) == (("fp32",), 8, True, machine.MOST_SEQUENCES)
     assert machine.asked_of(TINY, CPU, seq_len=8, micro_batch=3, precisions=("bf16",)).micro_batch == 3
-    with pytest.raises(InputError, match="has layers that the trainer cannot run"):
-        machine.asked_of(load_model("mixtral-8x7b"), CPU, seq_len=8)
+    assert machine.asked_of(load_model("mixtral-8x7b"), CPU, seq_len=8).micro_batch == 1
+    with pytest.raises(InputError, match="cannot run tiny with norms of the heads of latent attention"):
+        latent = LatentAttention(query_rank=0, key_value_rank=16, nope_dim=8, rope_dim=4, value_dim=8)
+        machine.asked_of(replace(TINY, latent=latent, qk_norm=True), CPU, seq_len=8)
+
+
+MIXTURE = replace(TINY, name="mixture", experts=Experts(num_experts=4, num_active=2, hidden=16, num_shared=1, num_dense_layers=1))
+
+
+def test_experts_are_measured_with_their_grouped_products_and_predict_what_was_measured(monkeypatch):
+    monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
+    asked = machine.asked_of(MIXTURE, CPU, seq_len=16, micro_batch=4)
+    profile = machine.measure([asked], CPU, 2, lambda what: None, effort=replace(SHORT, small_batch=False))
+    assert {(p.num_groups, p.rows, p.columns, p.inner) for p in profile.grouped} == {
+        (4, rows, *sides) for rows in (32, 128) for sides in ((32, 32), (32, 16))
+    }
+    (cut,) = profile.slices
+    assert cut.experts is not None and cut.experts.num_dense_layers == 0
+    assert read_profile(json.loads(profile_text(profile)), "here") == profile
+    alike = replace(MIXTURE, experts=cut.experts)
+    found = on_one_device(alike, profile, precision="fp32", seq_len=16, batch=4)
+    assert found["from_slices"] and found["parts_s"]["compute"] == pytest.approx(8 * cut.layer_s + cut.ends_s)
+
+
+def test_two_processes_divide_experts_too(monkeypatch):
+    monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
+    asked = machine.asked_of(MIXTURE, CPU, seq_len=16, micro_batch=4, recompute="full")
+    profile = machine.measure([asked], CPU, 2, lambda what: None, effort=replace(SHORT, small_batch=False))
+    assert [cut.recompute for cut in profile.slices] == ["full"] and len(profile.grouped) == 12
+    assert [(cut.tp, cut.pp, cut.recompute) for cut in profile.shared_slices] == [(2, 1, "none"), (1, 2, "none")]
+
+
+def test_a_frozen_base_in_few_bits_is_made_and_its_layers_are_timed(monkeypatch):
+    monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
+    pairs = Adapters(rank=4, targets=("q", "v"), base="nf4")
+    asked = machine.asked_of(TINY, CPU, seq_len=16, micro_batch=4, adapters=pairs)
+    profile = machine.measure([asked], CPU, 2, lambda what: None, effort=replace(SHORT, small_batch=False))
+    assert {(one.base, one.rows, one.columns) for one in profile.made} == {
+        ("nf4", *sides) for sides in ((64, 32), (32, 32), (128, 32), (32, 64))
+    }
+    assert [cut.adapters for cut in profile.slices] == [pairs]
+    workload = Workload(name="w", model="", seq_len=16, global_batch=4, precision="fp32", adapters=pairs)
+    job = Job(TINY, load_cluster(EMULATED).resized(1), workload, on_profile(software(), profile))
+    found = parts(job, Layouts.of([Layout(micro_batch=4, zero_stage=0)]))
+    (cut,) = profile.slices
+    assert found.seconds["compute"][0] * found.stretch[0] ** -1 == pytest.approx(8 * cut.layer_s + cut.ends_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +183,28 @@ def test_on_a_gpu_states_are_bf16_where_fp32_would_not_fit(num_parameters, has_f
     # 70 % of 141 GB are 99 GB: 16 bytes a parameter are 16 GB of 1 B, and 128 GB of 8 B
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=141e9))
     monkeypatch.setattr(kernels, "has_fp8", lambda device: has_fp8)
-    assert machine.asked_of(_of_size(num_parameters), torch.device("cuda"), seq_len=8).precisions == wanted
+    assert machine.asked_of(_of_size(num_parameters), torch.device("cuda"), seq_len=16).precisions == wanted
+
+
+def test_experts_and_adapters_are_not_timed_in_fp8_unless_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=141e9))
+    monkeypatch.setattr(kernels, "has_fp8", lambda device: True)
+    device = torch.device("cuda")
+    assert machine.asked_of(MIXTURE, device, seq_len=8).precisions == ("bf16",)
+    assert machine.asked_of(load_model("qwen3-30b-a3b"), device, seq_len=8).precisions == ("bf16-pure",)
+    pairs = Adapters(rank=4, targets=("q",))
+    assert machine.asked_of(_of_size(8e9), device, seq_len=8, adapters=pairs).precisions == ("bf16",)
+    with pytest.raises(InputError, match="multiplies in bf16 or fp32 beside adapters"):
+        machine.asked_of(TINY, device, seq_len=8, adapters=pairs, precisions=("fp8-current",))
+
+
+def test_a_usual_precision_that_the_trainer_refuses_for_a_model_is_left_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=141e9))
+    monkeypatch.setattr(kernels, "has_fp8", lambda device: True)
+    odd = replace(TINY, vocab_size=97)  # fp8 needs multiples of 16
+    assert machine.asked_of(odd, torch.device("cuda"), seq_len=8).precisions == ("bf16",)
+    with pytest.raises(InputError, match="the size of the vocabulary on a rank is 97"):
+        machine.asked_of(odd, torch.device("cuda"), seq_len=8, precisions=("bf16", "fp8-current"))
 
 
 def test_slices_of_all_models_in_their_first_precision_come_first():

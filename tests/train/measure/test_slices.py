@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import CPU, TINY
 
+from meshwright.describe.load import load_model
+from meshwright.describe.model import Experts, LatentAttention
+from meshwright.describe.profile import load_profile
+from meshwright.describe.workload import Adapters
+from meshwright.errors import InputError
 from meshwright.train.measure import slices
 from meshwright.train.replica import NUMBERS
 
@@ -54,10 +60,10 @@ def times(*blocks: float, update_s: float = 0.0) -> slices._Times:
     return slices._Times([block + update_s for block in blocks], [update_s] * len(blocks))
 
 
-def made(few_s: slices._Times, more_s: slices._Times, peaks: tuple[float, float] = (0.0, 0.0), states: tuple[float, float] = (0.0, 0.0)):
+def made(few_s: slices._Times, more_s: slices._Times, few: slices.Memory = slices.Memory(), more: slices.Memory = slices.Memory()):  # noqa: B008
     cut = slices.Cut(model=TINY, precision="fp32", micro_batch=2, seq_len=16)
     runners = [SimpleNamespace(num_layers=count, num_parameters=1000 * count) for count in (2, 6)]
-    return slices._slice(cut, runners, [few_s, more_s], list(states), list(peaks))
+    return slices._slice(cut, runners, [few_s, more_s], [few, more])
 
 
 def test_a_layer_is_the_difference_and_the_ends_are_what_is_left() -> None:
@@ -77,11 +83,68 @@ def test_on_a_disturbed_machine_the_larger_step_is_the_witness() -> None:
     assert made(times(0.0), times(8.0)).ends_s == 1e-9  # never nothing: a profile holds positive times
 
 
-def test_bytes_that_layers_keep_are_the_difference_of_peaks() -> None:
-    # peaks of 300 and 700 bytes: 100 a layer, 100 at the ends; 12 bytes a parameter stay
-    found = made(times(1.0), times(2.0), peaks=(300.0, 700.0), states=(24_000.0, 72_000.0))
-    assert (found.layer_saved_bytes, found.ends_bytes, found.state_bytes_per_parameter) == (100.0, 100.0, 12.0)
-    assert made(times(1.0), times(2.0), peaks=(700.0, 300.0)).layer_saved_bytes == 0.0
+def test_bytes_that_layers_keep_are_the_difference_when_the_head_begins() -> None:
+    # 320 and 720 bytes when the head begins: 100 a layer; 750 at most while it runs: 150 at the ends; 12 bytes a parameter stay
+    few, more = slices.Memory(24_000.0, 320.0, 350.0, 350.0), slices.Memory(72_000.0, 720.0, 750.0, 750.0)
+    found = made(times(1.0), times(2.0), few, more)
+    assert (found.layer_saved_bytes, found.ends_bytes, found.state_bytes_per_parameter) == (100.0, 150.0, 12.0)
+    assert (found.layer_state_bytes, found.ends_state_bytes, found.work_bytes) == (12_000.0, 0.0, 0.0)
+    assert made(times(1.0), times(2.0), more, few).layer_saved_bytes == 0.0
+
+
+def test_a_peak_in_the_backward_shows_what_a_layer_takes_there() -> None:
+    # gradients in fp32 of the head and of 6 layers of 1,000 parameters, and of one that is left what it keeps
+    gradients = 4 * (96 * 32 + 6 * 1000)
+    more = slices.Memory(72_000.0, 720.0, 750.0, gradients + 100.0 + 5e4)
+    assert made(times(1.0), times(2.0), slices.Memory(24_000.0, 320.0, 350.0, 350.0), more).work_bytes == pytest.approx(5e4)
+
+
+def test_as_many_layers_are_taken_as_fit() -> None:
+    cut = slices.Cut(model=TINY, precision="bf16", micro_batch=2, seq_len=16)
+    assert slices.layers_that_fit(cut, 1e12) == (slices.FEW, slices.MORE)
+    found = {slices.layers_that_fit(cut, room)[1] for room in (2.3e8, 1.5e8)}
+    assert min(found) >= 2
+    with pytest.raises(InputError, match="one and two layers of tiny need more memory than"):
+        slices.layers_that_fit(cut, 1e5)
+
+
+def test_fewer_layers_of_a_larger_model_fit() -> None:
+    pairs = {}
+    for name in ("qwen3-30b-a3b", "llama-3.1-8b"):
+        cut = slices.Cut(model=load_model(name), precision="bf16-pure", micro_batch=1, seq_len=8192)
+        pairs[name] = slices.layers_that_fit(cut, 0.85 * 141e9), slices.layers_that_fit(cut, 0.85 * 80e9)
+    assert pairs["llama-3.1-8b"] == ((2, 12), (2, 12)) and pairs["qwen3-30b-a3b"][0][1] >= 10 > pairs["qwen3-30b-a3b"][1][1] > 2
+
+
+MIXTURE = replace(TINY, experts=Experts(num_experts=4, num_active=2, hidden=16, num_shared=1, num_dense_layers=1))
+LATENT = LatentAttention(query_rank=0, key_value_rank=16, nope_dim=8, rope_dim=4, value_dim=8)
+
+
+@pytest.mark.parametrize("model", [MIXTURE, replace(MIXTURE, latent=LATENT), replace(TINY, latent=LATENT)])
+def test_slices_of_experts_leave_leading_dense_layers_out(model, world) -> None:
+    cut = slices.Cut(model=model, precision="fp32", micro_batch=2, seq_len=16)
+    found = slices.slice_of(cut, CPU, layers=(1, 2), rounds=1)
+    alike = cut.alike
+    assert found.num_parameters == (alike.cut_to(1).num_parameters, alike.cut_to(2).num_parameters)
+    assert found.latent == model.latent and (found.experts is None or found.experts.num_dense_layers == 0)
+    assert profile_with(found).slices_of(model, "fp32") == [found]
+
+
+def profile_with(cut):
+    """A profile that has this slice."""
+    card = load_profile(Path(__file__).parents[2] / "fixtures" / "profile_of_a_card.json")
+    return replace(card, slices=(cut,))
+
+
+@pytest.mark.parametrize(("base", "dropout", "recompute"), [("bf16", 0.0, "none"), ("nf4", 0.1, "mlp"), ("fp8", 0.0, "full")])
+def test_slices_beside_a_frozen_base_count_what_is_trained(base, dropout, recompute, world) -> None:
+    pairs = Adapters(rank=4, targets=("q", "v", "down"), base=base, dropout=dropout)
+    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=2, seq_len=16, adapters=pairs, recompute=recompute)
+    found = slices.slice_of(cut, CPU, layers=(1, 2), rounds=1)
+    per_layer = 4 * ((32 + 32) + (32 + 16) + (64 + 32))
+    assert found.num_parameters == (per_layer, 2 * per_layer) and found.adapters == pairs and found.recompute == recompute
+    assert profile_with(found).slices_of(TINY, "fp32", "", pairs) == [found] and not profile_with(found).slices_of(TINY, "fp32")
+    assert f"adapters of rank 4 and {base} base" in cut.words
 
 
 def test_rounds_go_on_until_the_time_is_over_and_at_least_a_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Single kernels: products with a model's shapes, attention, kernels that only move bytes, and an empty kernel."""
+"""Single kernels: products with a model's shapes, those of experts, attention, kernels that only move bytes, and an empty kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.describe.model import Model
-from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
-from meshwright.train.kernels import attention_parts, flash_attention
+from meshwright.describe.model import Experts, Model
+from meshwright.describe.profile import WAYS, AttentionTime, GroupedTime, MadeTime, ProductTime
+from meshwright.predict.layer_work import all_weights
+from meshwright.train.kernels import attention_parts, few_bits, flash_attention
+from meshwright.train.kernels.grouped import GroupedArithmetic, arithmetic_for, fitting
 from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import Work, interleaved_s, mean_s, release, seconds_of
 from meshwright.train.model.attention import Context, attend
@@ -25,19 +27,14 @@ NO_WORK_CALLS = 1000
 
 
 def layer_products(model: Model) -> dict[str, tuple[int, int]]:
-    """(columns, inner) of a dense layer's weights, fused as the trainer multiplies them."""
-    ins = model.mlp_matrices - 1
-    return {
-        "qkv": (model.query_dim + 2 * model.kv_dim, model.hidden),
-        "projection": (model.hidden, model.value_dim),
-        "mlp in": (ins * model.ffn_hidden, model.hidden),
-        "mlp out": (model.hidden, model.ffn_hidden),
-    }
+    """(columns, inner) of the weights of all kinds of layers, fused as the trainer multiplies them; without routed experts."""
+    return {weight.name: (weight.columns, weight.inner) for weight in all_weights(model)}
 
 
 def products_s(model: Model, rows: int, number_format: str, device: torch.device, budget_s: float) -> list[ProductTime]:
-    """Times of the products of a layer and of the head, with both gradients; they take turns."""
-    shapes = [(rows, *shape) for shape in layer_products(model).values()]
+    """Times of the products of all kinds of layers and of the head, with both gradients; they take turns. A router is never in fp8."""
+    sides = [pair for name, pair in layer_products(model).items() if (name, number_format) != ("router", "fp8")]
+    shapes = [(rows, *pair) for pair in dict.fromkeys(sides)]
     return _timed(shapes, number_format, device, budget_s) + head_products_s(model, rows, number_format, device, budget_s / 3)
 
 
@@ -74,6 +71,74 @@ def product(way: str, rows: int, columns: int, inner: int, number_format: str, d
     return lambda: g.T @ x
 
 
+def grouped_products_s(model: Model, tokens: int, number_format: str, device: torch.device, budget_s: float) -> list[GroupedTime]:
+    """Times of the products of a layer's experts for so many tokens, with both gradients; they take turns. Nothing without experts."""
+    experts = model.experts
+    if experts is None:
+        return []
+    counts = visit_counts(experts, tokens, device)
+    sides = ((2 * experts.hidden, model.hidden), (model.hidden, experts.hidden))  # gate and up, then down
+    asked = [(way, *pair) for pair in sides for way in WAYS]
+    works = [grouped_product(way, counts, columns, inner, number_format, device) for way, columns, inner in asked]
+    seconds = interleaved_s(works, device, budget_s)
+    del works
+    release(device)
+    rows = tokens * experts.num_active
+    return [
+        GroupedTime(
+            number_format=number_format, way=way, num_groups=experts.num_experts, rows=rows, columns=columns, inner=inner, seconds=each_s
+        )
+        for (way, columns, inner), each_s in zip(asked, seconds, strict=True)
+    ]
+
+
+def visit_counts(experts: Experts, tokens: int, device: torch.device) -> Tensor:
+    """How many tokens visit each expert, if every token chooses its experts at random: as a router does before it is trained."""
+    generator = torch.Generator(device).manual_seed(1)
+    scores = torch.rand((tokens, experts.num_experts), device=device, generator=generator)
+    return torch.bincount(scores.topk(experts.num_active, dim=1).indices.flatten(), minlength=experts.num_experts)
+
+
+def grouped_product(way: str, counts: Tensor, columns: int, inner: int, number_format: str, device: torch.device) -> Work:
+    """One grouped product of random normal numbers, as the trainer computes it on this device; ways as in `product`."""
+    dtype, rows, groups = DTYPES["bf16" if number_format == "fp8" else number_format], int(counts.sum()), len(counts)
+    if way == "forward":
+        x, w = _normal((rows, inner), device, dtype), _normal((groups, columns, inner), device, dtype)
+        forward = _grouped_arithmetic(number_format, x, w).forward
+        return lambda: forward(x, w, counts)
+    if way == "input":
+        g, w = _normal((rows, columns), device, dtype), _normal((groups, columns, inner), device, dtype)
+        to_input = _grouped_arithmetic(number_format, g, w).to_input
+        return lambda: to_input(g, w, counts)
+    g, x = _normal((rows, columns), device, dtype), _normal((rows, inner), device, dtype)
+    to_weight = _grouped_arithmetic(number_format, g, x).to_weight
+    return lambda: to_weight(g, x, counts)
+
+
+def _grouped_arithmetic(number_format: str, *factors: Tensor) -> GroupedArithmetic:
+    device, dtype = factors[0].device, factors[0].dtype
+    if number_format == "fp8":
+        from meshwright.train.kernels.grouped_fp8 import fp8_arithmetic_for
+
+        return fitting(fp8_arithmetic_for(device, dtype), *factors)
+    return fitting(arithmetic_for(device, dtype), *factors)
+
+
+def made_s(model: Model, base: str, number_format: str, device: torch.device, budget_s: float) -> list[MadeTime]:
+    """Times in which the frozen weights of a layer in few bits are made for a product; nothing for a base that is kept as it is."""
+    if base not in few_bits.KINDS:
+        return []
+    shapes = list(dict.fromkeys((weight.columns, weight.inner) for weight in all_weights(model) if weight.holds))
+    held = [few_bits.KINDS[base](rows, slice(0, columns), DTYPES[number_format], device) for rows, columns in shapes]
+    seconds = interleaved_s([one.weight for one in held], device, budget_s)
+    del held
+    release(device)
+    return [
+        MadeTime(base=base, number_format=number_format, rows=rows, columns=columns, seconds=each_s)
+        for (rows, columns), each_s in zip(shapes, seconds, strict=True)
+    ]
+
+
 def _scaled_product(m: int, n: int, k: int, device: torch.device) -> Work:
     a = _normal((m, k), device, torch.bfloat16).to(torch.float8_e4m3fn)
     b = _normal((n, k), device, torch.bfloat16).to(torch.float8_e4m3fn)
@@ -101,10 +166,16 @@ def prepare_attention(model: Model, seq_len: int, dtype: torch.dtype, device: to
     """Choose the kernel of attention, as the trainer does before its first step; return package and version if it is not torch's own."""
     if dtype != flash_attention.DTYPE:
         return ""
+    heads = (model.num_heads, _num_keys(model), model.attended_dim)
     if not packed:
-        return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, seq_len, device)
-    name = attention_parts.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device, packed=True, cut=False)
+        return flash_attention.prepare(*heads, seq_len, device)
+    name = attention_parts.prepare(*heads, device, packed=True, cut=False)
     return flash_attention.installed() if name == flash_attention.PACKAGE else ""
+
+
+def _num_keys(model: Model) -> int:
+    """Key-value heads in attention itself."""
+    return model.num_heads if model.latent else model.num_kv_heads
 
 
 def attention_s(
@@ -112,8 +183,8 @@ def attention_s(
 ) -> AttentionTime:
     """Times of causal attention as the trainer calls it, forward and backward; `packed`: within documents."""
     dtype = DTYPES["bf16" if number_format == "fp8" else number_format]
-    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
-    q, k, v = (_normal((batch, seq_len, count, model.head_dim), device, dtype).requires_grad_() for count in heads)
+    num_keys, width = _num_keys(model), model.attended_dim
+    q, k, v = (_normal((batch, seq_len, count, width), device, dtype).requires_grad_() for count in (model.num_heads, num_keys, num_keys))
     context = Context(positions=torch.arange(seq_len, device=device))
     if packed:
         runs = runs_of(np.zeros((batch, seq_len), dtype=np.int64)).moved(lambda starts: starts.to(device))
@@ -131,8 +202,8 @@ def attention_s(
         number_format=number_format,
         batch=batch,
         num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        num_kv_heads=num_keys,
+        head_dim=width,
         seq_len=seq_len,
         forward_s=forward_s,
         backward_s=backward_s,

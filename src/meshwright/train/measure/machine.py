@@ -16,11 +16,14 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from meshwright.describe.model import Model
-from meshwright.describe.profile import AttentionTime, CollectiveTime, ProductTime, Profile, Slice
+from meshwright.describe.profile import AttentionTime, CollectiveTime, GroupedTime, MadeTime, ProductTime, Profile, Slice
 from meshwright.describe.this_machine import num_cores, processor_name
+from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.predict.layer_work import layers_alike
 from meshwright.train.launch import EXIT_INTERRUPTED, Place, run_ranks
 from meshwright.train.measure import kernels
 from meshwright.train.measure.clock import release, share_cores
@@ -37,7 +40,7 @@ LARGEST = 8.1e9  # parameters of a model that is measured with one sequence; sma
 MOST_SEQUENCES = 8
 KEPT_BYTES = 16  # per parameter, with fp32 states and gradients: if that does not fit, states are bf16
 ROOM = 0.7  # share of a GPU's memory that states may use
-Entry = TypeVar("Entry", ProductTime, AttentionTime, Slice)
+Entry = TypeVar("Entry", ProductTime, GroupedTime, MadeTime, AttentionTime, Slice)
 SLICE_BYTES = 20  # per parameter on a processor: value, gradient, two moments, and one in reserve
 PROCESS_BYTES = 5e8  # memory of an interpreter with torch
 CPU_LAYERS = (2, 4)
@@ -65,13 +68,32 @@ QUICK = Effort(kernel_s=0.1, bytes_s=0.02, rounds=2, calls=4, small_batch=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One model to be measured: the number of sequences, their length in tokens, and the precisions."""
+    """One model to be measured: the number of sequences, their length in tokens, and the precisions; how slices of it are trained."""
 
     model: Model
     micro_batch: int
     seq_len: int
     precisions: tuple[str, ...]
     packed: bool = False
+    recompute: str = "none"
+    adapters: Adapters | None = None  # beside a frozen base; None: all weights are trained
+
+    @property
+    def alike(self) -> Model:
+        """The model whose layers are cut into slices."""
+        return layers_alike(self.model)
+
+    def cut(self, precision: str, micro_batch: int = 0) -> Cut:
+        """The slice in one of the precisions, of another number of sequences if one is given."""
+        return Cut(
+            model=self.model,
+            precision=precision,
+            micro_batch=micro_batch or self.micro_batch,
+            seq_len=self.seq_len,
+            packed=self.packed,
+            recompute=self.recompute,
+            adapters=self.adapters,
+        )
 
 
 @dataclass(slots=True)
@@ -81,6 +103,8 @@ class Found:
     launch_s: float = 0.0
     rates: dict[str, float] = field(default_factory=dict)
     products: list[ProductTime] = field(default_factory=list)
+    grouped: list[GroupedTime] = field(default_factory=list)
+    made: list[MadeTime] = field(default_factory=list)
     attentions: list[AttentionTime] = field(default_factory=list)
     slices: list[Slice] = field(default_factory=list)
     shared_slices: list[Slice] = field(default_factory=list)
@@ -101,29 +125,32 @@ def asked_of(
     micro_batch: int = 0,
     precisions: Sequence[str] = (),
     packed: bool = False,
+    recompute: str = "none",
+    adapters: Adapters | None = None,
 ) -> Asked:
     """What to time for a model: sequences that have about the activations of one of an 8B model, in bf16 and fp8 (fp32 on a processor).
 
-    States are bf16 if the GPU's memory is too small for fp32.
+    States are bf16 if the GPU's memory is too small for fp32. Experts are timed in fp8 only if that is asked for.
     """
-    if model.experts or model.latent:
-        raise InputError(
-            f"{model.name} has layers that the trainer cannot run", where="--model", fix="measure a dense Llama or GPT-3 model"
-        )
     unknown = [name for name in precisions if name not in NUMBERS]
     if unknown:
         raise InputError(f"the trainer does not run in {unknown[0]!r}", where="--precision", fix=f"choose from {', '.join(NUMBERS)}")
     size = micro_batch or min(2 ** max(int(LARGEST / model.num_parameters).bit_length() - 1, 0), MOST_SEQUENCES)
-    chosen = tuple(precisions) or _usual_precisions(model, device)
-    return Asked(model=model, micro_batch=size, seq_len=seq_len, precisions=chosen, packed=packed)
+    chosen = tuple(precisions) or _usual_precisions(model, device, adapters)
+    asked = Asked(model=model, micro_batch=size, seq_len=seq_len, precisions=chosen, packed=packed, recompute=recompute, adapters=adapters)
+    refusals = {precision: refusal for precision in chosen if (refusal := asked.cut(precision).refusal)}
+    if refusals and (precisions or len(refusals) == len(chosen)):
+        what = next(iter(refusals.values()))
+        raise InputError(what, where=f"slices of {model.name}", fix="measure what the trainer runs (docs/families.md)")
+    return replace(asked, precisions=tuple(precision for precision in chosen if precision not in refusals))
 
 
-def _usual_precisions(model: Model, device: torch.device) -> tuple[str, ...]:
+def _usual_precisions(model: Model, device: torch.device, adapters: Adapters | None = None) -> tuple[str, ...]:
     if device.type != "cuda":
         return ("fp32",)
     room = ROOM * torch.cuda.get_device_properties(device).total_memory
-    state = torch.bfloat16 if KEPT_BYTES * model.num_parameters > room else torch.float32
-    formats = ("bf16", "fp8") if kernels.has_fp8(device) else ("bf16",)
+    state = torch.bfloat16 if KEPT_BYTES * model.num_parameters > room and adapters is None else torch.float32
+    formats = ("bf16", "fp8") if adapters is None and model.experts is None and kernels.has_fp8(device) else ("bf16",)
     found = []
     for wanted in formats:
         able = [name for name, numbers in NUMBERS.items() if number_format(name) == wanted]
@@ -137,7 +164,7 @@ def check_room(asked: Asked, device: torch.device, num_processes: int) -> None:
         return
     from meshwright.describe.this_machine import memory_bytes
 
-    each = SLICE_BYTES * sum(asked.model.cut_to(count).num_parameters for count in CPU_LAYERS) + PROCESS_BYTES
+    each = SLICE_BYTES * sum(asked.alike.cut_to(count).num_parameters for count in CPU_LAYERS) + PROCESS_BYTES
     if each * num_processes > memory_bytes():
         raise InputError(
             f"slices of {asked.model.name} in {num_processes} processes need {gib(each * num_processes)} "
@@ -183,6 +210,8 @@ def measure(
         loss_bytes_per_s=rates["loss"],
         optimizer_bytes_per_s=rates["optimizer"],
         products=tuple(found.products),
+        grouped=tuple(found.grouped),
+        made=tuple(found.made),
         attentions=tuple(found.attentions),
         slices=tuple(found.slices),
         shared_slices=tuple(found.shared_slices),
@@ -210,12 +239,7 @@ def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_
 def _cuts(asked: Sequence[Asked]) -> list[Cut]:
     """Slices of every model in every precision, the first precision of all models first."""
     most = max(len(one.precisions) for one in asked)
-    return [
-        Cut(model=one.model, precision=one.precisions[i], micro_batch=one.micro_batch, seq_len=one.seq_len, packed=one.packed)
-        for i in range(most)
-        for one in asked
-        if i < len(one.precisions)
-    ]
+    return [one.cut(one.precisions[i]) for i in range(most) for one in asked if i < len(one.precisions)]
 
 
 def _kernels(asked: Sequence[Asked], device: torch.device, report: Report, effort: Effort) -> Found:
@@ -231,6 +255,9 @@ def _kernels(asked: Sequence[Asked], device: torch.device, report: Report, effor
             report(f"timing products of {one.model.name} in {name}")
             for rows in _rows(one, device):
                 found.products += kernels.products_s(one.model, rows, name, device, budget_s)
+                found.grouped += kernels.grouped_products_s(one.model, rows, name, device, budget_s)
+            if one.adapters:
+                found.made += kernels.made_s(one.model, one.adapters.base, name, device, budget_s / 2)
         report(f"timing attention of {one.model.name}")
         for batch, seq_len in _sequences(one, device):
             name = "fp32" if formats == ["fp32"] else "bf16"
@@ -303,7 +330,7 @@ def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report, ef
     for one in asked:
         for precision in one.precisions:
             for micro_batch in _cpu_batches(one) if effort.small_batch else (one.micro_batch,):
-                cut = Cut(model=one.model, precision=precision, micro_batch=micro_batch, seq_len=one.seq_len, packed=one.packed)
+                cut = one.cut(precision, micro_batch)
                 report_on_rank_0(f"timing slices of {cut.words}")
                 _meet(place, cut.words)
                 found.slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=effort.rounds))
@@ -322,7 +349,8 @@ def _shared_slices(
 ) -> None:
     """Slices that neighbouring ranks compute together, all groups at once: they show what exchanges within a layer and between stages cost.
 
-    Slices with stages have no tied embeddings, because their gradients are summed once a step, not once a micro-batch.
+    All weights are trained there, and nothing is computed again. Slices with stages have no tied embeddings, because their gradients are
+    summed once a step, not once a micro-batch.
     """
     if place.num_ranks % CPU_SHARING:
         if place.num_ranks > 1:
@@ -336,7 +364,7 @@ def _shared_slices(
         world_size=CPU_SHARING,
         timeout=datetime.timedelta(seconds=STALLED_S),
     )
-    for plain in _cuts(asked):
+    for plain in dict.fromkeys(replace(cut, adapters=None, recompute="none") for cut in _cuts(asked)):
         untied = replace(plain.model, tied_embeddings=False)
         for cut in (replace(plain, tp=CPU_SHARING), replace(plain, model=untied, pp=CPU_SHARING)):
             if refusal := cut.refusal:
@@ -356,21 +384,8 @@ def _meet(place: Place, what: str) -> None:
 
 
 def _read(path: Path) -> Found:
-    data = json.loads(path.read_text())
-    kinds: dict[str, Any] = {
-        "products": ProductTime,
-        "attentions": AttentionTime,
-        "slices": Slice,
-        "shared_slices": Slice,
-        "collectives": CollectiveTime,
-    }
-    lists = {name: [kind(**_with_tuples(entry)) for entry in data[name]] for name, kind in kinds.items()}
-    return Found(launch_s=data["launch_s"], rates=data["rates"], left_out=data["left_out"], **lists)
-
-
-def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry with tuples again where JSON has lists."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    found: Found = TypeAdapter(Found).validate_json(path.read_bytes())
+    return found
 
 
 def _mean(everyones: Sequence[Found]) -> Found:
@@ -380,6 +395,8 @@ def _mean(everyones: Sequence[Found]) -> Found:
     mean.rates = {name: fmean(one.rates[name] for one in everyones) for name in first.rates}
     mean.collectives = first.collectives  # already a mean
     mean.products = [_averaged([one.products[i] for one in everyones], "seconds") for i in range(len(first.products))]
+    mean.grouped = [_averaged([one.grouped[i] for one in everyones], "seconds") for i in range(len(first.grouped))]
+    mean.made = [_averaged([one.made[i] for one in everyones], "seconds") for i in range(len(first.made))]
     mean.attentions = [_averaged([one.attentions[i] for one in everyones], "forward_s", "backward_s") for i in range(len(first.attentions))]
     names = ("steps_s", "layer_s", "ends_s", "updates_s")
     mean.slices = [_averaged([one.slices[i] for one in everyones], *names) for i in range(len(first.slices))]

@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.describe.model import Model
-from meshwright.describe.profile import Profile, RankChunk, shape_of
+from meshwright.describe.profile import SIDES, Profile, RankChunk
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
 from meshwright.predict.rehearsed import Rehearsal
 
-SIDES = ("hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
-
 
 def with_rank(profile: Profile, model: Model, workload: Workload, layout: Layout, seen: Rehearsal) -> Profile:
-    """The profile with every chunk of the rank that has layers; seconds are those of the profile's number of processes."""
+    """The profile with every chunk of the rank that has layers; seconds are those of the profile's number of processes.
+
+    Chunks of models with experts or latent attention are left out: later plans have the slices of such models.
+    """
+    if model.experts or model.latent:
+        return profile
     company = max(profile.num_processes / profile.num_cores, 1.0) if profile.shares_cores else 1.0
     last = layout.pp - 1, layout.vp - 1
     chunks = tuple(
         RankChunk(
             model=model.name,
-            **dict(zip(SIDES, shape_of(model), strict=True)),
+            **{side: getattr(model, side) for side in SIDES},
             gated=model.gated,
             precision=workload.precision,
             number_format=recipe(workload.precision).profile_format,
