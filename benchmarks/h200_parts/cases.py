@@ -105,7 +105,7 @@ EXPERTS = tuple(
 SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("deepseek-16b-8192", "ours"): ("none", "full"),
     ("deepseek-16b-4096", "ours"): ("none", "full"),
-    ("deepseek-16b-8192", "titan"): ("selective", "full"),
+    ("deepseek-16b-8192", "titan"): ("none", "selective", "full"),
     ("deepseek-16b-4096", "titan"): ("none", "selective", "full"),
     ("qwen3-moe-8192", "titan"): ("none", "selective", "full"),
 }
