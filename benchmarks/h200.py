@@ -313,6 +313,8 @@ def _timed(
     else:
         outcome = f"{found['tokens_per_s']:,.0f} tokens/s, {1e3 * found['mean_s']:.1f} ms, scatter {100 * found['cv']:.2f} %"
         say(f"  {outcome}, peak {found['peak_bytes'] / 2**30:.2f} GiB, in {found['child_s']:.0f} s with its start")
+    if peaks := found.get("expert_peaks"):
+        say(f"  the fullest expert of a layer has {min(peaks):.2f} to {max(peaks):.2f} times the mean load")
 
 
 def _floor(case: Case, given: argparse.Namespace, results: Results, clock: Clock) -> None:

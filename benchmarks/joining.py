@@ -85,7 +85,7 @@ def _trained(folder: str, arguments: list[str]) -> None:
     os.environ["JOINING_FOLDER"] = folder
     importlib.import_module("meshwright.train.generations")
     carry.hand_over = _timed("hand over: pieces", carry.hand_over)
-    carry.everyones_texts = _timed("hand over: who has what", carry.everyones_texts)
+    carry.everyones_whole_texts = _timed("hand over: who has what", carry.everyones_texts)
     Replica.step = _timed("step", Replica.step)  # type: ignore[method-assign]
     for (module, name), part in PARTS.items():
         first, _, attribute = module.partition(".")

@@ -178,7 +178,7 @@ def test_every_option_that_writes_a_file_checks_its_ending(words, option, name, 
 def test_a_file_whose_folder_is_missing_is_refused_before_long_work(tmp_path):
     check_target(None, "the page", ".html")
     check_target(tmp_path / "page.html", "the page", ".html")
-    with pytest.raises(InputError, match="cannot write the page: there is no folder .*/none"):
+    with pytest.raises(InputError, match=r"cannot write the page: there is no folder .*/none"):
         check_target(tmp_path / "none" / "page.html", "the page", ".html")
-    with pytest.raises(InputError, match="written as .html, not page.json"):
+    with pytest.raises(InputError, match=r"written as \.html, not page\.json"):
         check_target(tmp_path / "page.json", "the page", ".html")

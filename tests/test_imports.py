@@ -33,7 +33,7 @@ ARROW = (
     ("job",),
     ("predict.profile_choice", "predict.recompute", "predict.slice_memory"),
     ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality", "predict.mechanisms"),
-    ("predict.parameters", "predict.layer_work"),
+    ("predict.parameters", "predict.layer_work", "predict.shared_cores"),
     ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),
     ("layout",),

@@ -15,6 +15,7 @@ OF_A_WHOLE = {
     "benchmarks/test_doctor.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_experts.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_faults.py": "a script of benchmarks/, which is no part of the package",
+    "benchmarks/test_gpu_loss.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_h200.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_rehearse.py": "a script of benchmarks/, which is no part of the package",
     "benchmarks/test_tune.py": "a script of benchmarks/, which is no part of the package",

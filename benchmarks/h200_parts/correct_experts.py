@@ -29,6 +29,7 @@ from meshwright.train.kernels.grouped import LOOP, OWN, TORCH, GroupedArithmetic
 from meshwright.train.kernels.layer_functions import HAS_KERNELS
 from meshwright.train.kernels.routes import collected, routes_to, spread, weights_of_copies
 from meshwright.train.kernels.scores import highest, logits_of
+from meshwright.train.model.attention import Context, attend
 from meshwright.train.model.experts import ExpertLayer
 from meshwright.train.model.transformer import Block, feed_forward
 
@@ -50,7 +51,7 @@ def main() -> None:
     note(f"inputs drawn from seed {seed}")
     torch.manual_seed(seed)
     num_checks = 0
-    for check in (routing, gates, router, products, narrow_products, layers, compiled_router, rates):
+    for check in (routing, gates, router, products, narrow_products, latent_heads, layers, compiled_router, rates):
         for row in guarded(check, device, seed):
             hand_row(row)
             num_checks += 1
@@ -149,6 +150,28 @@ def narrow_products(device: torch.device, seed: int) -> Checks:
     way = fp8_arithmetic_for(device, torch.bfloat16)
     note(f"the trainer's grouped products in fp8 are by: {way.name}")
     yield from _product_rows(f"grouped products in fp8 by {way.name}", way, COUNTS[0], device, FP8_BOUND)
+
+
+def latent_heads(device: torch.device, seed: int) -> Checks:
+    """Attention of heads whose values are narrower than their keys, as the trainer leaves them on a GPU."""
+    wide = [torch.randn(2, 700, 4, width, device=device).bfloat16() for width in (192, 192, 128)]
+    context, cotangent = Context(positions=torch.arange(700, device=device)), torch.randn(2, 700, 4, 128, device=device).bfloat16()
+    found = _attended(wide, cotangent, lambda q, k, v: attend(q, k, v, context))
+    wanted = _attended([one.double() for one in wide], cotangent.double(), _written_out)
+    yield _row("attention with values narrower than keys, values and gradients", "float64", _worst(found, wanted), BOUND)
+
+
+def _attended(heads: list[Tensor], cotangent: Tensor, attention: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+    inputs = [one.clone().requires_grad_() for one in heads]
+    out = attention(*inputs)
+    return out, *torch.autograd.grad(out, inputs, cotangent)
+
+
+def _written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention by its definition."""
+    scores = torch.einsum("bthd,bshd->bhts", query, key) / query.shape[-1] ** 0.5
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+    return torch.einsum("bhts,bshd->bthd", scores.masked_fill(hidden, float("-inf")).softmax(dim=-1), value)
 
 
 def _guarded_rows(what: str, check: Callable[..., Checks], *arguments: Any) -> Checks:

@@ -262,8 +262,8 @@ def attention(case: Case, model: Model, device: torch.device, backends: tuple[SD
 
 
 def flash_attention_4(case: Case, model: Model, device: torch.device) -> tuple[Work, Work, str] | None:
-    """The same by FlashAttention 4; None where that is not to be had."""
-    if not flash_attention.prepare(model.num_heads, num_key_heads(model), model.attended_dim, case.seq_len, device):
+    """The same by FlashAttention 4; None where that is not to be had, and for heads whose values are narrower than their keys."""
+    if model.latent or not flash_attention.prepare(model.num_heads, num_key_heads(model), model.attended_dim, case.seq_len, device):
         return None
     query, key, value, gradient = (x.transpose(1, 2) for x in random_heads(case, model, device))
     inputs = [x.requires_grad_() for x in (query, key, value)]
@@ -282,9 +282,10 @@ def num_key_heads(model: Model) -> int:
 
 def random_heads(case: Case, model: Model, device: torch.device) -> list[torch.Tensor]:
     """Random queries, keys, values and gradient of what attention gives, [B, N, T, D]; tokens lie before heads."""
-    wide = (case.batch, case.seq_len, model.num_heads, model.attended_dim)
-    narrow = (case.batch, case.seq_len, num_key_heads(model), model.attended_dim)
-    return [torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2) for shape in (wide, narrow, narrow, wide)]
+    key_dim, value_dim = model.query_dim // model.num_heads, model.value_dim // model.num_heads
+    heads = ((model.num_heads, key_dim), (num_key_heads(model), key_dim), (num_key_heads(model), value_dim), (model.num_heads, value_dim))
+    shapes = [(case.batch, case.seq_len, *each) for each in heads]
+    return [torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2) for shape in shapes]
 
 
 def bytes_moved(case: Case, model: Model) -> dict[str, float]:

@@ -68,8 +68,8 @@ class Stepper:
         """Take one step; `around_update` makes what the update is to run inside of."""
         result = self.replica.gradients(self.batch() if batch is None else batch)
         if around_update is None:
-            self.replica.update(result, TRAINING.learning_rate)
+            self.replica.update(result, self.case.learning_rate)
         else:
             with around_update():  # type: ignore[attr-defined]
-                self.replica.update(result, TRAINING.learning_rate)
+                self.replica.update(result, self.case.learning_rate)
         return result

@@ -184,6 +184,7 @@ def options_of(case: Case, device_type: str, num_steps: int, folder: Path) -> li
         "--training.dtype": {"bf16": "bfloat16", "fp32": "float32"}[case.states],
         "--metrics.log_freq": "1",
         "--optimizer.implementation": "fused" if is_gpu else "for-loop",
+        **({"--optimizer.lr": str(case.learning_rate)} if model_of(case).experts else {}),
         "--activation_checkpoint.mode": case.recompute,
         "--lr_scheduler.warmup_steps": "2",
         "--job.dump_folder": str(folder),

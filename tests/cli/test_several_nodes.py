@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright.cli.several_nodes import OF_ONE_NODE, checked, follow_run
+from meshwright.cli import several_nodes
+from meshwright.cli.several_nodes import OF_ONE_NODE, _bodies, checked, follow_run
 from meshwright.cli.train_arguments import Wishes
 from meshwright.cli.train_run import TRAIN, default_plan, local_ranks, node_sizes, run
 from meshwright.errors import InputError
@@ -90,3 +91,22 @@ def test_ranks_are_dealt_to_nodes_in_their_order() -> None:
 
 def test_what_the_leading_supervisor_alone_decides_are_options_of_a_job() -> None:
     assert all(name.removeprefix("option ") in TrainingJob.__slots__ for name in OF_ONE_NODE)
+
+
+def test_a_rank_finds_out_itself_what_the_run_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a corpus may take long, and the supervisor of a node must show signs of life meanwhile."""
+    made: list[TrainingJob] = []
+    monkeypatch.setattr(several_nodes, "_job_now", lambda *_: made.append(SimpleNamespace()) or _Job())
+    monkeypatch.setattr("meshwright.train.generations.run_member", lambda member, made, is_gpu: made())
+    life = _bodies(WISHES, TRAIN, _Job(), False)({"resume": True, "after": None})  # type: ignore[arg-type]
+    assert not made
+    life(SimpleNamespace())  # type: ignore[arg-type]
+    assert len(made) == 1
+
+
+@dataclass(frozen=True)
+class _Job:
+    """As much of a job as a rank's life changes."""
+
+    resume: bool = False
+    after: object = None

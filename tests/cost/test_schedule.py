@@ -15,6 +15,7 @@ from meshwright.cost.schedule import (
     interleaved,
     one_f_one_b,
     schedule_named,
+    shared_makespan_s,
     zero_bubble,
 )
 from meshwright.errors import InputError
@@ -71,6 +72,28 @@ def test_two_stages_two_micro_batches_by_hand():
     assert timeline.start_s[~on_first].tolist() == [1, 2, 4, 5]
     assert timeline.busy_s.tolist() == [6, 6]
     assert timeline.idle_s.tolist() == [3, 3]
+
+
+def test_a_stage_that_waits_leaves_its_cores_to_the_others_by_hand():
+    # Alone on all cores a stage is twice as fast. F0 0-0.5 alone; F1 and F0 0.5-1.5; B0 1.5-2.5 alone; both until 4.5; 5 and 6 alone.
+    assert shared_makespan_s(one_f_one_b(2, 2), 1.0, 2.0, fastest=2.0) == pytest.approx(6.0)
+    # One micro-batch goes up and comes down, each operation alone: 0.5 + 0.5 + 1 + 1 s, and two messages that take what they take.
+    assert shared_makespan_s(one_f_one_b(2, 1), 1.0, 2.0, fastest=2.0, hops=Hops(hop_s=0.5)) == pytest.approx(4.0)
+    # Each of its ranks has one core at most: here a stage alone is only half as fast again.
+    assert shared_makespan_s(one_f_one_b(2, 1), 1.0, 2.0, fastest=1.5) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shared_cores_are_between_their_work_and_cores_of_each_stages_own(shape):
+    for schedule in all_schedules(*shape):
+        for hop_s in (0.0, 0.7, 5.0):
+            hops, weight_s = Hops(hop_s=hop_s), 0.75
+            own_s = evaluate(schedule, 1.0, 2.0, weight_s=weight_s, hops=hops).makespan_s
+            even_s, shared_s = (shared_makespan_s(schedule, 1.0, 2.0, fastest=f, weight_s=weight_s, hops=hops) for f in (1.0, 1e9))
+            assert even_s == pytest.approx(own_s)
+            assert 3.0 * shape[1] * shape[2] - 1e-9 <= shared_s <= own_s + 1e-9
+            if not hop_s:
+                assert shared_s == pytest.approx(3.0 * shape[1] * shape[2])  # a core is never idle
 
 
 def test_an_overlapped_message_delays_the_receiver_and_a_blocking_one_the_sender_too():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost.measured import exchange_s
-from meshwright.cost.pipeline import ChunkTimes
+from meshwright.cost.pipeline import ChunkTimes, pipeline_s
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Model
@@ -46,7 +46,7 @@ def test_a_profile_gives_back_the_slices_it_was_made_of() -> None:
     assert sum(way[0] for way in card.head_s()) == pytest.approx(0.04) and card.embedding_s()[0] == 0.0
     cut = stage_layers(np.array([32]), np.array([1]))
     assert card.optimizer_s(cut)[0] == pytest.approx(1e-3 + 8.03e9 * 1e-11, rel=1e-3)
-    assert card.step_s()[0] == 0.0 and card.core_share(np.ones(1), np.ones(1), None) == 1.0  # type: ignore[arg-type]
+    assert card.step_s()[0] == 0.0 and card.core_share(ChunkTimes(forward_s=1.0, backward_s=2.0), np.ones(1)) == 1.0
 
 
 LAB = replace(
@@ -118,12 +118,13 @@ def test_a_message_waits_for_the_outermost_tier_that_a_pipeline_crosses_and_its_
     assert deep.working_message_s(message_s) == pytest.approx(working_s)
 
 
-def test_waits_for_a_link_do_not_shrink_where_cores_are_shared() -> None:
+def test_what_a_pipeline_waits_for_a_link_hides_behind_what_other_stages_compute() -> None:
     piped = on_lab(pp=4)
     times = ChunkTimes(**{f.name: np.ones(1) for f in fields(ChunkTimes)})
-    alone = piped.core_share(np.full(1, 10.0), np.full(1, 10.0), times)
-    waited = piped.core_share(np.full(1, 15.0), np.full(1, 10.0), times)
-    assert waited * 15.0 == pytest.approx(alone * 10.0 + 5.0)
+    without, waiting = (float(piped.core_share(times, np.full(1, hop_s))[0]) for hop_s in (0.0, 2.0))
+    even_s = [float(pipeline_s(piped.num_micro_batches, 4, 1, times, hop_s)[0]) for hop_s in (0.0, 2.0)]
+    assert without < waiting < 1.0
+    assert waiting * even_s[1] - without * even_s[0] < even_s[1] - even_s[0]
 
 
 def test_replicas_between_hosts_wait_for_all_that_is_not_hidden() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from meshwright.layout import Layout
-from meshwright.train.parallel.collectives import Exchange, Gather, ScatterSum
+from meshwright.train.parallel.collectives import Exchange, Gather, ScatterSum, everyones_whole_texts
 from meshwright.train.parallel.mesh import make_mesh
 
 Numbers = list[list[float]]
@@ -50,3 +51,8 @@ def bookkeeping() -> tuple[list[str], bool, int]:
     found = [name for name, times in spans.items() for _ in times], mesh.marks.waits is not None, mesh.marks.num_moves
     mesh.close()
     return found
+
+
+def texts() -> list[str]:
+    """What both ranks say: the second much more than the first."""
+    return everyones_whole_texts("a" if dist.get_rank() == 0 else "b" * 5000, torch.device("cpu"))

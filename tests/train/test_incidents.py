@@ -47,6 +47,12 @@ def test_another_message_is_another_fault() -> None:
     assert [fault(incidents, 12, "exception", message) for message in ("a full disk", "a lost disk")] == ["", ""]
 
 
+def test_the_file_of_its_stacks_does_not_make_it_another_fault() -> None:
+    messages = [f"rank 1 was killed by SIGSEGV, in split (stacks/generation-{number}-rank-1.txt)" for number in (2, 4)]
+    incidents = Incidents()
+    assert [bool(fault(incidents, 12, "exit", message)) for message in messages] == [False, True]
+
+
 def test_how_long_it_hung_does_not_make_it_another_fault() -> None:
     incidents = Incidents()
     assert fault(incidents, 12, "hang", "rank 1 has not moved for 10.3 s: it is in evaluation") == ""

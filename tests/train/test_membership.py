@@ -8,12 +8,13 @@ import pytest
 from small_run import Small
 
 from meshwright.errors import InputError
-from meshwright.layout import Layout
+from meshwright.layout import Layout, parse_layout
 from meshwright.train.membership import (
     Dealt,
     Membership,
     changes_after,
     check_deal,
+    deal_refusal,
     deals_in_effect,
     dealt,
     dp_at,
@@ -21,6 +22,7 @@ from meshwright.train.membership import (
     layout_with,
     num_rounds,
     read_memberships,
+    seats_of,
 )
 from meshwright.train.parallel.batches import sample_numbers
 
@@ -60,10 +62,32 @@ def test_deals_count_until_the_replicas_change_or_the_run_goes_back() -> None:
     assert found == [Dealt(after_step=50, deal=(5, 3))]
 
 
+def test_ranks_stay_in_their_places_when_they_are_numbered_anew() -> None:
+    planned = parse_layout("tp=2,dp=4")  # two ranks a replica: 0 and 1 of them on the first node of four ranks
+    assert seats_of(planned, layout_with(planned, 4), (0, 1, 2, 3)) == list(range(8))
+    assert seats_of(planned, layout_with(planned, 3), (0, 2, 3)) == [0, 1, 4, 5, 6, 7]
+    assert seats_of(planned, layout_with(planned, 2), (3, 5)) == [6, 7, 2, 3]
+
+
 @pytest.mark.parametrize("numbers", [(), (0, 8), (True, 7), ("8",)])
 def test_a_damaged_deal_is_refused(numbers: tuple[object, ...]) -> None:
     with pytest.raises(InputError, match="an event is damaged: deal is "):
         deals_in_effect([deal(50, *numbers)])
+
+
+@pytest.mark.parametrize(
+    "layout, deal, refused",
+    [
+        ("dp=2", (1, 3), ""),
+        ("dp=2", (0, 4), "needs a"),
+        ("dp=2,zero=2", (1, 3), "ZeRO 2"),
+        ("dp=2,ep=2", (1, 3), "share out experts"),
+        ("dp=2,ep=2", (2, 2), ""),
+    ],
+)
+def test_which_deals_are_possible(layout: str, deal: tuple[int, ...], refused: str) -> None:
+    found = deal_refusal(parse_layout(layout), deal)
+    assert refused in found and bool(found) == bool(refused)
 
 
 @pytest.mark.parametrize("numbers", [(2, 1), (9, 1)])
@@ -72,6 +96,15 @@ def test_a_deal_of_another_plan_is_refused(small: Small, numbers: tuple[int, ...
     check_deal(plan.layout, plan.workload, Dealt(after_step=50, deal=(5, 3)), "--memberships a")
     with pytest.raises(InputError, match="does not fit a batch of 8"):
         check_deal(plan.layout, plan.workload, Dealt(after_step=50, deal=numbers), "--memberships a")
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"), [("dp=2,mbs=1,zero=2", "ZeRO 2"), ("dp=2,mbs=1,zero=3", "ZeRO 3"), ("dp=4,mbs=1", "is for 2 replicas")]
+)
+def test_a_deal_that_replicas_cannot_have_is_refused(small: Small, layout: str, words: str) -> None:
+    plan = small.plan(layout)
+    with pytest.raises(InputError, match=words):
+        check_deal(plan.layout, plan.workload, Dealt(after_step=50, deal=(5, 3)), "--memberships a")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cli.train_arguments import Wishes
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.train.launch import Failure
 
 MOST_STARTS = 3  # in a row without a step
+STACKS = "stacks"  # a folder of the run
 
 
 @dataclass(slots=True)
@@ -130,12 +133,13 @@ def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults, nodes: Nodes | 
         nodes.terms = {"resume": job.resume, "after": asdict(job.after) if job.after else None}
     supervisor = Supervisor(
         job.plan.layout,
-        lambda member: run_member(member, job, is_gpu),
+        lambda member: run_member(member, lambda: job, is_gpu),
         faults.judged,
         lambda: taken_request(job.folder),
         job.memberships,
         job.stall_timeout_s,
         nodes,
+        partial(_stacks_kept, job.folder),
     )
     try:
         code, failure = supervisor.run()
@@ -146,6 +150,19 @@ def run_replicas(job: TrainingJob, is_gpu: bool, faults: Faults, nodes: Nodes | 
         return code, failure
     finally:
         supervisor.close()
+
+
+def _stacks_kept(folder: Path, generation: int, rank: int, stacks: str) -> str:
+    """Keep the stacks of a rank that came late to a generation or crashed in it; the name of the file, empty if there is none."""
+    path = folder / STACKS / f"generation-{generation}-rank-{rank}.txt"
+    try:
+        if not (folder / "run.json").is_file():  # the folder may be another run's
+            return ""
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(stacks)
+    except OSError:  # the fault that is being dealt with may be one of the disk
+        return ""
+    return str(path.relative_to(folder))
 
 
 def _starts_again(faults: Faults, failure: Failure) -> bool:

@@ -115,20 +115,20 @@ def _facts(job: TrainingJob) -> dict[str, str]:
 
 
 def _bodies(wishes: Wishes, verb: Verb, job: TrainingJob, is_gpu: bool) -> Callable[[Mapping[str, Any]], Callable[[Member], None]]:
-    """What a rank does, by the terms under which the leading supervisor starts it."""
+    """What a rank does, by the terms under which the leading supervisor starts it.
+
+    The rank itself finds out what the job is now: that may take long, and the supervisor of a node must show signs of life meanwhile.
+    """
     from meshwright.train.generations import run_member
     from meshwright.train.incidents import Incident
 
-    made: dict[int, TrainingJob] = {}  # by the incident after which all ranks were started
-
     def body(terms: Mapping[str, Any]) -> Callable[[Member], None]:
         after = Incident.from_json(terms["after"]) if terms["after"] else None
-        number = after.number if after else 0
-        if number not in made:
-            made.clear()
-            made[number] = _job_now(wishes, verb, job, terms)
-        now = replace(made[number], resume=bool(terms["resume"]), after=after)
-        return lambda member: run_member(member, now, is_gpu)
+
+        def made() -> TrainingJob:
+            return replace(_job_now(wishes, verb, job, terms), resume=bool(terms["resume"]), after=after)
+
+        return lambda member: run_member(member, made, is_gpu)
 
     return body
 

@@ -342,7 +342,7 @@ def _memberships(wishes: Wishes, plan: Plan) -> tuple[tuple[Membership, ...], tu
     """The numbers of replicas that the run follows, if it follows another run's, and how micro-batches were dealt to them."""
     if wishes.memberships is None:
         return (), ()
-    from meshwright.train.membership import check_deal, check_replicas, read_memberships
+    from meshwright.train.membership import check_deal, check_replicas, dp_at, layout_with, read_memberships
 
     where = f"--memberships {wishes.memberships}"
     if wishes.resume or not wishes.keep_going:
@@ -352,7 +352,7 @@ def _memberships(wishes: Wishes, plan: Plan) -> tuple[tuple[Membership, ...], tu
     for one in found:
         check_replicas(plan.layout, plan.workload, one.dp, where)
     for dealt in deals:
-        check_deal(plan.layout, plan.workload, dealt, where)
+        check_deal(layout_with(plan.layout, dp_at(found, dealt.after_step + 1)), plan.workload, dealt, where)
     return tuple(found), tuple(deals)
 
 

@@ -21,7 +21,7 @@ by up to 2 %.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 
 import numpy as np
@@ -55,6 +55,11 @@ class ChunkTimes:
     def last_s(self) -> Quantity:
         """Seconds that the last chunk takes more than a middle one."""
         return self.last_forward_s + self.last_backward_s
+
+    def row(self, number: int) -> ChunkTimes:
+        """The times of one row, as numbers; one number stands for all rows."""
+        values = {f.name: np.ravel(getattr(self, f.name)) for f in fields(self)}
+        return ChunkTimes(**{name: float(each[number if len(each) > 1 else 0]) for name, each in values.items()})
 
 
 def pipeline_s(

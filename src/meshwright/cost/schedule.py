@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +27,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _NO_SEND, _HOP, _WRAP = 0, 1, 2
+ALMOST_S = 1e-12  # what is left of an operation that has ended, but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,6 +113,48 @@ def evaluate(
         end_s=start + durations_s,
         busy_s=np.bincount(schedule.stage, weights=durations_s, minlength=schedule.num_stages).astype(np.float64),
     )
+
+
+def shared_makespan_s(
+    schedule: Schedule,
+    forward_s: ArrayLike,
+    backward_s: ArrayLike,
+    *,
+    fastest: float,
+    weight_s: ArrayLike | None = None,
+    hops: Hops | None = None,
+) -> float:
+    """Seconds of the schedule where a stage that waits leaves its cores to the others.
+
+    Times are those of stages that all work at once. Where only some do, each of them is so much faster, up to `fastest` times: then each of
+    its ranks has a core of its own. A message takes what it takes, however many stages work meanwhile.
+    """
+    durations_s, delays_s = (times.tolist() for times in _times(schedule, forward_s, backward_s, weight_s, hops or Hops()))
+    queues = [iter(np.flatnonzero(schedule.stage == stage).tolist()) for stage in range(schedule.num_stages)]
+    waits = schedule.loop[1]
+    following = [next(queue, None) for queue in queues]
+    left_s: dict[int, float] = {}  # of the operation that a stage is at, by stage
+    arrived, on_the_way, now_s = {0}, list[tuple[float, int]](), 0.0
+    while True:
+        for stage, operation in enumerate(following):
+            if operation is not None and stage not in left_s and waits[operation] in arrived:
+                left_s[stage] = durations_s[operation]
+        if not left_s and not on_the_way:
+            return now_s
+        speed = min(schedule.num_stages / max(len(left_s), 1), fastest)
+        next_s = min((now_s + each_s / speed for each_s in left_s.values()), default=on_the_way[0][0] if on_the_way else now_s)
+        next_s = min(next_s, on_the_way[0][0]) if on_the_way else next_s
+        worked_s, now_s = (next_s - now_s) * speed, next_s
+        for stage in list(left_s):
+            left_s[stage] -= worked_s
+            if left_s[stage] <= ALMOST_S:
+                operation = following[stage]
+                assert operation is not None
+                heappush(on_the_way, (now_s + delays_s[operation], operation + 1))
+                following[stage] = next(queues[stage], None)
+                del left_s[stage]
+        while on_the_way and on_the_way[0][0] <= now_s + ALMOST_S:
+            arrived.add(heappop(on_the_way)[1])
 
 
 def _times(

@@ -6,12 +6,12 @@ layout has only one step time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.cost.pipeline import ChunkTimes, Quantity, pipeline_s
+from meshwright.cost.pipeline import Quantity, pipeline_s
 from meshwright.cost.schedule import Hops, Timeline, evaluate, schedule_named
 from meshwright.layout import Layout
 from meshwright.predict.prediction import Column, Prediction
@@ -89,7 +89,7 @@ class Cells:
 
 def cells(detail: StepParts, layout: Layout, row: int = 0) -> Cells:
     """What the chunks of layout number `row` take."""
-    times, layer = _times_of(detail.times, row), detail.layer
+    times, layer = detail.times.row(row), detail.layer
     more = more_layers(detail, layout, row)
 
     def grid(middle: Quantity, first: Quantity, last: Quantity, layer_s: Column) -> NDArray[np.float64]:
@@ -150,12 +150,7 @@ def _at(column: ArrayLike, row: int) -> float:
     return float(values[row if len(values) > 1 else 0])
 
 
-def _times_of(times: ChunkTimes, row: int) -> ChunkTimes:
-    """The times of one row, as numbers."""
-    return ChunkTimes(**{f.name: float(np.ravel(getattr(times, f.name))[row]) for f in fields(ChunkTimes)})
-
-
 def _closed_pipeline_s(detail: StepParts, layout: Layout, row: int, num_micro_batches: int = 0) -> float:
     m = num_micro_batches or int(detail.num_micro_batches[row])
     hop_s = float(detail.message_s[row]) if layout.overlap_pp else 0.0
-    return float(pipeline_s(m, layout.pp, layout.vp, _times_of(detail.times, row), hop_s, zero_bubble=layout.is_zero_bubble))
+    return float(pipeline_s(m, layout.pp, layout.vp, detail.times.row(row), hop_s, zero_bubble=layout.is_zero_bubble))

@@ -19,6 +19,7 @@ from meshwright.predict.inputs import Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured, composed
 from meshwright.predict.parameters import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.predict.prices import Column, Layer, Pricer
+from meshwright.predict.shared_cores import share_of_even
 from meshwright.predict.software import Constants
 from meshwright.predict.stages import Split
 
@@ -235,16 +236,19 @@ class MeasuredPricer(Pricer):
         messages beside its kernels, through queues of their own."""
         return 1.0 if self.m.profile.shares_cores else np.where((self.l.overlap_pp > 0) & self.hides, sw.PP_EXPOSED, 1.0)
 
-    def core_share(self, total_s: Column, working_s: Column, times: ChunkTimes) -> Any:
-        """Work of all stages over the time that a pipeline of their own cores would take, but no faster than a core for each; and
-        what sharing it costs. Waits for links do not shrink: replicas run in step, so they wait at the same time."""
+    def core_share(self, times: ChunkTimes, message_s: Column) -> Any:
+        """The time of a pipeline whose stages share cores over that of one whose stages always have the same part of them; and what
+        sharing costs. Replicas run in step, so their stages work and wait at the same time."""
         if not self.m.profile.shares_cores:
             return 1.0
-        work_s = self.pp * self.vp * (times.forward_s + times.backward_s) + times.first_s + times.last_s
-        least = self.m.profile.num_cores / np.maximum(self.ranks, self.m.profile.num_cores)
-        share = np.minimum(np.maximum(self.num_micro_batches * work_s / self.pp / working_s, least), 1.0)
-        share = share * np.where(self.pp > 1, 1.0 + (self.m.pipeline - 1.0) * self._core_part(), 1.0)
-        return (share * working_s + (total_s - working_s)) / total_s
+        fastest = np.maximum(self.ranks / self.m.profile.num_cores, 1.0)
+        hop_s = np.where(self.l.overlap_pp > 0, message_s, 0.0)
+        counts = np.broadcast_arrays(self.num_micro_batches, self.pp, self.vp, self.l.is_zero_bubble, hop_s, fastest, self.tokens)
+        share = [
+            share_of_even(int(m), int(pp), int(vp), times.row(i), float(hop), float(most), zero_bubble=bool(puts_off))
+            for i, (m, pp, vp, puts_off, hop, most, _) in enumerate(zip(*counts, strict=True))
+        ]
+        return np.array(share) * np.where(self.pp > 1, 1.0 + (self.m.pipeline - 1.0) * self._core_part(), 1.0)
 
     def _core_part(self) -> Any:
         """Of a layer's seconds, the share in which cores work and no rank waits for a link."""

@@ -512,11 +512,8 @@ class Pricer:
         """Of the seconds of a message between stages, those in which cores work: all, where it is not known better."""
         return message_s
 
-    def core_share(self, total_s: Column, working_s: Column, times: ChunkTimes) -> Any:
-        """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own.
-
-        `working_s` are the seconds of the same pipeline if no message had to wait for a link.
-        """
+    def core_share(self, times: ChunkTimes, message_s: Column) -> Any:
+        """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own."""
         return 1.0
 
 

@@ -97,14 +97,8 @@ def price(inputs: Inputs, layouts: Layouts, constants: Constants, measured: Meas
     zero_bubble = layouts.is_zero_bubble
     overlapped = layouts.overlap_pp > 0
     total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
-    hop_s = pricer.working_message_s(message_s)
-    working_s = (
-        total_s
-        if hop_s is message_s
-        else pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, hop_s, 0.0), zero_bubble=zero_bubble)
-    )
     busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)
-    stretch = slowest_of(inputs.num_accelerators, constants.chip_spread) * pricer.core_share(total_s, working_s, times)
+    stretch = slowest_of(inputs.num_accelerators, constants.chip_spread) * pricer.core_share(times, message_s)
     stretch = stretch * np.ones_like(total_s)
     # The busiest stage's time is compute, what its layers expose, and per operation the host's time and its messages.
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)

@@ -134,7 +134,8 @@ def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) ->
             deals = _is_dealt_after(job, step)
             pauses = traced or evaluates or deals or parts.saves.is_due(step) or step == last or not replica.is_late
             results = _read(parts, run, num_left=0 if pauses else 1)
-            garbage.step(is_applied=progress.step == step)
+            if garbage.step(is_applied=progress.step == step) and parts.keeping:
+                parts.keeping.settle(replica.mesh.device)
             if any(result.stops or result.saves or result.changes for result in results):
                 results += _read(parts, run, num_left=0)
             stops, saves = any(result.stops for result in results), any(result.saves for result in results)

@@ -55,6 +55,12 @@ def layout_with(layout: Layout, dp: int) -> Layout:
     return replace(layout, dp=dp, zero_ranks=sharing)
 
 
+def seats_of(planned: Layout, now: Layout, replicas: Sequence[int]) -> list[int]:
+    """The rank of the plan in whose place each rank now is, where these replicas are left; those beyond the plan sit where others do."""
+    places = [now.coordinate(rank) for rank in range(now.num_ranks)]
+    return [planned.rank({**place, "dp": replicas[place["dp"]] % planned.dp}) for place in places]
+
+
 def num_rounds(layout: Layout, global_batch: int) -> int:
     """Micro-batches that each replica runs in a step; in the last round some may have no loss."""
     return -(-global_batch // (layout.dp * layout.micro_batch))
@@ -78,16 +84,30 @@ def check_replicas(layout: Layout, workload: Workload, dp: int, where: str) -> L
     return layout_with(layout, dp)
 
 
+def deal_refusal(layout: Layout, deal: Sequence[int]) -> str:
+    """Why replicas of a layout cannot have such different numbers of micro-batches; empty if they can."""
+    if min(deal) < 1:
+        return "every replica needs a micro-batch"
+    if layout.zero_stage > 1 and layout.dp > 1 and len(set(deal)) > 1:
+        return f"ZeRO {layout.zero_stage} exchanges gradients or weights for every micro-batch, so all replicas need equally many"
+    if layout.expert_ranks > 1 and layout.dp > 1 and len(set(deal)) > 1:
+        sharing = f"the {layout.expert_ranks} ranks that share out experts"
+        return f"{sharing} exchange tokens in every micro-batch, so all replicas need equally many"
+    return ""
+
+
 def check_deal(layout: Layout, workload: Workload, dealt: Dealt, where: str) -> None:
-    """Raise an error if a deal leaves out samples of the batch, or gives a replica more than the whole batch."""
+    """Raise an error if the replicas cannot have this deal, or it is no deal of this batch. `layout` has the replicas of that time."""
+    words = f"the deal {', '.join(map(str, dealt.deal))} after step {dealt.after_step}"
+    fix = "give the events of a run of the same plan"
     most = -(-workload.global_batch // layout.micro_batch)
+    if len(dealt.deal) != layout.dp:
+        raise InputError(f"{words} is for {len(dealt.deal)} replicas, and the run has {layout.dp} then", where=where, fix=fix)
     if sum(dealt.deal) * layout.micro_batch < workload.global_batch or max(dealt.deal) > most:
-        raise InputError(
-            f"the deal {', '.join(map(str, dealt.deal))} after step {dealt.after_step} does not fit a batch of {workload.global_batch} in "
-            f"micro-batches of {layout.micro_batch}",
-            where=where,
-            fix="give the events of a run of the same plan",
-        )
+        what = f"does not fit a batch of {workload.global_batch} in micro-batches of {layout.micro_batch}"
+        raise InputError(f"{words} {what}", where=where, fix=fix)
+    if why := deal_refusal(layout, dealt.deal):
+        raise InputError(f"{words} is not possible: {why}", where=where, fix=fix)
 
 
 def in_effect(events: Iterable[Mapping[str, Any]]) -> list[Membership]:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 
@@ -27,6 +27,7 @@ from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_sta
 from meshwright.storage import Location
 from meshwright.train.checkpoint import CheckpointError, Manifest, Piece
 from meshwright.train.checks import check_job
+from meshwright.train.elastic.member import KEPT_AFTER_ERRORS
 from meshwright.train.elastic.regroup import Regroup
 from meshwright.train.health.gate import Unsound
 from meshwright.train.health.limit import Limit
@@ -41,13 +42,14 @@ from meshwright.train.job import TrainingJob, digests, log_settings
 from meshwright.train.launch import ConnectionLost, Place, ReportedElsewhere, agreed, agreed_by_all, explain_failure
 from meshwright.train.loop import CHANGED, Parts, Progress, train
 from meshwright.train.material import Material
+from meshwright.train.membership import seats_of
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.collectives import everyones_texts
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.record.ending import flight_line, gone_ranks, last_step, loss_in_words, notices_first, opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
-from meshwright.train.record.meter import gpu_meter
+from meshwright.train.record.meter import gpu_meter, gpu_name
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.storing import mirror_of, say_unstored
 from meshwright.train.record.tracer import Tracer
@@ -55,7 +57,7 @@ from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, read_state, restore, tensor_names
 
 START_PATIENCE_S = 600.0
-MOST_HOST_BYTES = 64  # of a host's name: Linux allows no longer ones
+MOST_HOST_BYTES = 64 + 64  # of a host's name, of which Linux allows no longer ones, and a GPU's
 OWED = "owed"
 BY_SIGNAL = "asked to stop by a signal"
 # Work of different streams waits for one another where they share a queue of the GPU: a stage's receive must not wait for its send. The
@@ -64,8 +66,6 @@ ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Kernels are loaded at the start, not when they are first called: loading one may wait for a receive that waits for another stage. For most
 # layouts `Replica.try_chunks` loads them in time; fully sharded weights cannot be tried backward without their replicas.
 LOADED_KERNELS = ("CUDA_MODULE_LOADING", "EAGER")
-# Without this a thread of torch ends the whole process when a communicator fails, and with it a replica that could go on.
-KEPT_AFTER_ERRORS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 # Messages between stages have a communicator for each direction, so torch's warning that they wait for one another does not apply.
 OWN_LANES = ("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
 TRACES_S = 2.0  # in which other ranks may write what they wait for: they look for a hang every second
@@ -89,7 +89,8 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
     _claim(device, place, regroup.member.num_sharing if regroup else place.num_local_ranks, shares_gpu=job.ranks_per_gpu > 1)
     keep_calls(os.environ)
     if is_gpu and regroup:
-        os.environ.setdefault(*KEPT_AFTER_ERRORS)
+        for setting in KEPT_AFTER_ERRORS.items():
+            os.environ.setdefault(*setting)
     os.environ.setdefault(*OWN_LANES)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -132,7 +133,10 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool, regroup: Regroup | No
             status = _train(job, mesh, watch, stop, place, begun_s, recorder, regroup, mirror)
     finally:
         watch.stop()
-    dist.destroy_process_group()
+    if regroup and is_gpu and status == CHANGED:  # NCCL destroys a communicator together with others: this rank leaves once all have come
+        torch.cuda.synchronize(device)
+    else:
+        dist.destroy_process_group()
     return status
 
 
@@ -204,9 +208,10 @@ def _train(
         if writer:
             writer.update(num_steps=job.expected_steps, last_step=job.last_step)
             _leave_tokenizer(material, job)
-        is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
-        meter = gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None
-        logbook = Logbook(job, writer, log, meter=meter, links=_links_of(job, mesh, place))
+        hosts, gpus = _machines(mesh)
+        meter = gpu_meter(gpus) if writer and len(set(hosts)) == 1 else None
+        links = _links_of(job, mesh, hosts, regroup) if is_writer else None
+        logbook = Logbook(job, writer, log, meter=meter, links=links)
         resumed_step = progress.step if job.resume and not (regroup and regroup.taken) else None
         saves = Saves(
             job,
@@ -246,13 +251,18 @@ def _train(
         return _steps(parts, progress, place, regroup, owes=owed == OWED)
 
 
-def _links_of(job: TrainingJob, mesh: Mesh, place: Place) -> SlowLinks | None:
-    """The detector of slow links, on rank 0. All ranks must call it, because they tell each other the names of their hosts."""
-    hosts = everyones_texts(socket.gethostname(), MOST_HOST_BYTES, mesh.device)
-    if place.rank:
-        return None
+def _machines(mesh: Mesh) -> tuple[list[str], list[str]]:
+    """The host and the GPU of each rank, by rank. All ranks must call it, because they tell each other."""
+    texts = everyones_texts(f"{socket.gethostname()} {gpu_name(mesh.device)}", MOST_HOST_BYTES, mesh.device)
+    hosts, _, gpus = zip(*(text.partition(" ") for text in texts), strict=True)
+    return list(hosts), list(gpus)
+
+
+def _links_of(job: TrainingJob, mesh: Mesh, hosts: Sequence[str], regroup: Regroup | None) -> SlowLinks:
+    """The detector of slow links."""
     domains = [tier.num_accelerators for tier in job.plan.cluster]
-    return SlowLinks(mesh.layout, hosts, domains, within_hosts=mesh.device.type == "cuda")
+    seats = seats_of(job.plan.layout, mesh.layout, regroup.announced.replicas) if regroup else ()
+    return SlowLinks(mesh.layout, hosts, domains, within_hosts=mesh.device.type == "cuda", seats=seats)
 
 
 def owes_evaluation(job: TrainingJob, progress: Progress) -> bool:

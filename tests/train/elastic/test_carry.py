@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from meshwright.layout import Layout
 from meshwright.train.checkpoint import Piece
 from meshwright.train.elastic import carry as carry_module
-from meshwright.train.elastic.carry import Carry, Choice, Holding, Keeping, Uncovered, _level, choose
+from meshwright.train.elastic.carry import Carry, Choice, Holding, Keeping, Uncovered, Used, _level, choose
 from meshwright.train.loop import Progress
 from meshwright.train.sums import NUM_SUMS, StepResult
 
@@ -182,5 +183,35 @@ def test_ranks_that_share_a_gpu_share_what_is_free(monkeypatch: pytest.MonkeyPat
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 80))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 20)
-    assert carry_module.has_room(torch.device("cuda", 0), num_sharing) == has_it
+    assert carry_module.has_room(torch.device("cuda", 0), 20, num_sharing) == has_it
+
+
+def test_a_generation_with_fewer_replicas_needs_more_where_they_share_a_state() -> None:
+    used = Used(held_bytes=100, step_bytes=50)
+    two, three = (Layout(dp=dp, zero_stage=0) for dp in (2, 3))
+    assert used.needed(three, two, 60) == 150
+    assert [used.needed(replace(three, zero_stage=stage), replace(two, zero_stage=stage), 60) for stage in (1, 3)] == [180, 200]
+    assert used.needed(replace(two, zero_stage=1), replace(three, zero_stage=1), 60) == 130
+    four, same = (Layout(dp=dp, zero_stage=1, zero_ranks=2) for dp in (4, 2))
+    assert used.needed(four, same, 60) == 150
+
+
+def test_the_memory_of_a_step_is_what_it_took_with_one_generation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, now = torch.device("cuda", 0), {"allocated": 40, "peak": 70}
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: now["allocated"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: now["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: now.update(peak=now["allocated"]))
+    carry = Carry()
+    carry.measure(device)
+    assert (carry.used.held_bytes, carry.used.step_bytes) == (0, 0), "a newcomer holds nothing yet"
+    carry = Carry(holdings=[levelled(7)])
+    carry.measure(device)  # a fault in the first steps
+    assert (carry.used.held_bytes, carry.used.step_bytes) == (40, 30)
+    now.update(allocated=80, peak=120)  # both generations
+    carry.measure(device)  # another fault before the first one's generation is dropped
+    assert (carry.used.held_bytes, carry.used.step_bytes) == (40, 30)
+    now.update(allocated=45)
+    carry.settle(device)
+    now.update(peak=80)
+    carry.measure(device)
+    assert (carry.used.held_bytes, carry.used.step_bytes) == (45, 35)

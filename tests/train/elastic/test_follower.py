@@ -84,6 +84,19 @@ def test_ranks_are_started_and_ended_as_the_leading_supervisor_says() -> None:
         assert again.process.exitcode == -signal.SIGTERM
 
 
+def test_a_rank_is_asked_where_it_is() -> None:
+    nodes = leading()
+    other = started(nodes, 1, living)
+    with ended(other):
+        nodes.meet()
+        child, vitals = nodes.start(1, 1, **ORDER)
+        words_of(nodes, child)
+        assert not vitals.stacks.read()
+        vitals.stacks.ask(None)
+        turned(nodes, lambda: bool(vitals.stacks.read()))
+        assert "in living" in vitals.stacks.read()
+
+
 def test_no_rank_outlives_its_supervisor_or_the_leading_one() -> None:
     nodes = leading(stall_s=2.0)
     other = started(nodes, 1, living, 2.0, timeout_s=3.0)

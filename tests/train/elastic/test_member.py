@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
+import time
+from datetime import timedelta
+from multiprocessing import Pipe
 
 import pytest
 import torch.distributed as dist
+from small_run import free_port
 
 from meshwright.layout import Layout
 from meshwright.train.elastic.member import CHANGE, GENERATION, Announcement, Member, abort_communicators, cut_connections
@@ -51,6 +57,62 @@ def test_a_thread_that_waits_for_a_connection_is_woken_and_a_listener_stays() ->
             assert received == [b""]
             assert theirs.recv(1) == b""
         socket.create_connection(listener.getsockname()).close()
+
+
+def test_connections_to_a_port_are_spared_and_listeners_only_if_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours, listener.accept()[0]:
+        cut_connections(spared_port=ours.getpeername()[1])
+        assert ours.send(b"1") == 1
+        cut_connections()
+        with pytest.raises(BrokenPipeError):
+            ours.send(b"1")
+        cut_connections(listening=True)
+        with pytest.raises(OSError, match="Invalid argument"):
+            listener.accept()
+
+
+def announced(number: int) -> Announcement:
+    return Announcement(generation=number, replicas=(0,), reason="lost")
+
+
+def test_a_rank_that_reaches_the_store_late_comes_to_the_newest_generation_soon() -> None:
+    """Torch would try again to reach a store to which a connection is cut, and wait longer each time."""
+    port, (told, ours), (theirs, _end) = free_port(), Pipe(), Pipe()
+    host = os.fork()
+    if not host:
+        store = dist.TCPStore("127.0.0.1", port, None, True, timedelta(seconds=30.0), False)
+        while store:
+            signal.pause()
+    one = Member(
+        replica=0,
+        seat=0,
+        num_seats=1,
+        port=port,
+        secret=b"",
+        began_s=0.0,
+        local_rank=0,
+        num_sharing=1,
+        heard=ours,
+        said=theirs,
+    )
+    try:
+        dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30.0), False)  # it is there
+        threading.Thread(target=one._listen, daemon=True).start()
+        told.send((GENERATION, announced(0).to_json()))
+        first = one.next(10.0)
+        os.kill(host, signal.SIGSTOP)
+        threading.Timer(0.3, told.send, ((GENERATION, announced(1).to_json()),)).start()
+        threading.Timer(1.5, os.kill, (host, signal.SIGCONT)).start()
+        begun_s = time.monotonic()
+        assert first is not None
+        with pytest.raises(RuntimeError, match="newer generation") as caught:
+            one.place(first, Layout())
+        assert one.survives(caught.value) and time.monotonic() - begun_s < 2.2
+        newest = one.next(10.0)
+        assert newest == announced(1) and one.place(newest, Layout()).rank == 0
+    finally:
+        os.kill(host, signal.SIGKILL)
+        os.waitpid(host, 0)
 
 
 @pytest.mark.parametrize("backend, is_aborted", [("nccl", True), ("gloo", False), (None, False)])

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.train.elastic.member import BOUNDARY, HANG, LOST, READY, UNCOVERED, Member
+from meshwright.train.elastic.member import BOUNDARY, COME, HANG, LOST, READY, UNCOVERED, Member
 from meshwright.train.elastic.supervisor import Supervisor, staying
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.incidents import Incident
@@ -69,10 +70,61 @@ def raises(member: Member) -> None:
         raise OverflowError("too much")
 
 
+def crashes(member: Member) -> None:
+    if member.replica == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 @pytest.mark.parametrize("faulty", [killed, stopped, raises])
 def test_a_lost_replica_is_left_out_and_joins_again(faulty: Callable[[Member], None], capsys: pytest.CaptureFixture[str]) -> None:
     assert supervised(lambda member: until_both_are_back(member, faulty)) == (0, None, 2)
     assert "incident 1 at step 3" in capsys.readouterr().err
+
+
+def comes_late(member: Member, after_s: float, last: int) -> None:
+    """Connect anew in the first generation; replica 1 comes late to the second; end in the `last`."""
+    member.listen()
+    member.say(READY)
+    announced = member.next(30.0)
+    while announced is not None:
+        if announced.generation == 1 and member.replica == 1:
+            time.sleep(after_s)
+        member.say(COME, str(announced.generation))
+        if announced.generation == 0:
+            member.say(LOST, "0 connection closed")
+        if announced.generation == last:
+            return
+        while announced.generation == member.newest and not member.wants_change():
+            time.sleep(0.01)
+        if announced.generation == member.newest:
+            member.say(BOUNDARY, "3")
+        announced = member.next(30.0)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "last", "told"),
+    [(60.0, 3, "did not come to generation 1 within 2 s"), (1.2, 1, "rank 1 came to generation 1 after 1.")],
+)
+def test_a_rank_that_comes_late_to_a_generation_or_not_at_all_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], after_s: float, last: int, told: str
+) -> None:
+    monkeypatch.setattr("meshwright.train.elastic.supervisor.COMING_S", 2.0)
+    monkeypatch.setattr("meshwright.train.elastic.supervisor.LATE_S", 0.5)
+    kept: list[tuple[int, int]] = []
+
+    def keep(generation: int, rank: int, stacks: str) -> str:
+        assert "in comes_late" in stacks
+        kept.append((generation, rank))
+        return "stacks/a.txt"
+
+    supervisor = Supervisor(TWO, lambda member: comes_late(member, after_s, last), judged, lambda: None, stall_s=1.0, kept=keep)
+    try:
+        assert supervisor.run() == (0, None)
+    finally:
+        supervisor.close()
+    said = capsys.readouterr().err
+    assert (supervisor.generation, kept) == (last, [(1, 1)])
+    assert "in comes_late" in said and "(stacks/a.txt)" in said and told in said
 
 
 def test_a_lost_connection_without_a_death_connects_the_ranks_anew() -> None:
@@ -181,6 +233,28 @@ def test_the_death_of_a_replica_is_one_incident(capsys: pytest.CaptureFixture[st
 
     assert supervised(lambda member: until_both_are_back(member, stopped), judge)[0] == 0
     assert [failure.reason for failure in seen] == ["hang"]
+
+
+def test_a_rank_that_crashes_says_where_and_its_stacks_are_kept() -> None:
+    seen, kept = list[Failure](), list[tuple[int, int, str]]()
+
+    def judge(failure: Failure) -> Incident | str:
+        seen.append(failure)
+        return judged(failure)
+
+    def keep(generation: int, rank: int, stacks: str) -> str:
+        kept.append((generation, rank, stacks))
+        return "stacks/one.txt"
+
+    body = partial(until_both_are_back, faulty=crashes)
+    supervisor = Supervisor(TWO, body, judge, lambda: None, stall_s=10.0, kept=keep)
+    try:
+        assert supervisor.run() == (0, None)
+    finally:
+        supervisor.close()
+    [failure], [(generation, rank, stacks)] = seen, kept
+    assert (generation, rank) == (0, 1) and "in until_both_are_back" in stacks and " in crashes, " in failure.message
+    assert failure.message.startswith("rank 1 was killed by SIGSEGV, in File ") and failure.message.endswith(" (stacks/one.txt)")
 
 
 def test_the_last_replica_is_ended_when_it_is_stopped_though_no_rank_is_left_to_say_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from meshwright.layout import Layout
 from meshwright.record.entries import PARTS
 from meshwright.train.health.slow_links import SlowLink, SlowLinks, groups_along, judged_axes, link_columns
+from meshwright.train.membership import seats_of
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 EACH = tuple(f"h{rank}" for rank in range(8))
@@ -95,6 +96,13 @@ def test_groups_on_other_tiers_are_not_compared_and_none_within_a_host_of_proces
     detector = SlowLinks(across, EACH, (2, 4, 8))
     assert all(len(axis.groups) == 4 for axis in detector.axes)
     assert SlowLinks(LAYOUT).axes == [] and len(SlowLinks(LAYOUT, within_hosts=True).axes) == 3
+
+
+def test_ranks_that_were_numbered_anew_are_where_they_were() -> None:
+    planned, now = Layout(pp=2, dp=4), Layout(pp=2, dp=3)  # pipelines of ranks 0-1, 2-3, 4-5 and 6-7 on nodes of three: the second is cut
+    for seats, alike in (((), {0: [2], 1: [], 2: [0]}), (seats_of(planned, now, (0, 2, 3)), {0: [1, 2], 1: [0, 2], 2: [0, 1]})):
+        (pipelines,) = [axis for axis in SlowLinks(now, EACH[:6], (3,), seats=seats).axes if axis.axis == "pp"]
+        assert pipelines.peers == alike
 
 
 def test_what_shows_little_of_the_step_is_not_judged() -> None:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from parity import ATTENTIONS, LLAMA
+from torch.nn.functional import scaled_dot_product_attention
 
-from meshwright.train.model.attention import LATENT_EPSILON, Context, LatentAttention, Reach, attend, attention_of
+from meshwright.train.model import attention as attention_module
+from meshwright.train.model.attention import LATENT_EPSILON, Context, LatentAttention, Reach, attend, attention_of, takes_narrow_values
 from meshwright.train.model.rotary import Rotary
 from meshwright.train.model.transformer import Transformer
 
@@ -32,8 +34,17 @@ def test_a_window_as_long_as_the_sequence_is_none() -> None:
     assert [Reach(window=6).within(tokens) for tokens in (5, 6, 7)] == [0, 0, 6]
 
 
+@pytest.mark.parametrize("keeps_values_narrow", [False, True])
 @pytest.mark.parametrize("name", ["latent", "direct"])
-def test_latent_heads_by_their_definition(name: str) -> None:
+def test_latent_heads_by_their_definition(name: str, keeps_values_narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def attend_and_note(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object, **named: object) -> torch.Tensor:
+        seen.append(value.shape[-1])
+        return scaled_dot_product_attention(query, key, value, *others, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention_module, "takes_narrow_values", lambda *_: keeps_values_narrow)  # as on a GPU
+    monkeypatch.setattr(attention_module.F, "scaled_dot_product_attention", attend_and_note)
     model = replace(ATTENTIONS[name], window=0, num_windowed_layers=0, windowed_layers=(), attention_sinks=False)
     latent, scaling = model.latent, model.rotary_scaling
     assert latent is not None and scaling is not None
@@ -65,6 +76,24 @@ def test_latent_heads_by_their_definition(name: str) -> None:
         expected = torch.einsum("bhts,bshd->bthd", weights, values).flatten(-2) @ attention.o.weight.T
         found = attention(x, Context(positions=torch.arange(9)), rotation)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert seen == [latent.value_dim if keeps_values_narrow else attention.width]
+
+
+def test_values_stay_narrow_where_torchs_own_kernels_attend_on_a_gpu() -> None:
+    heads = torch.empty(1, 8, 2, 16, device="meta")
+    positions = torch.arange(8)
+
+    class OnGpu:
+        """What is asked of queries, without a GPU."""
+
+        is_cuda, shape, dtype, device = True, heads.shape, torch.bfloat16, heads.device
+
+    query: torch.Tensor = OnGpu()  # type: ignore[assignment]
+    assert takes_narrow_values(query, query, Context(positions=positions))
+    assert not takes_narrow_values(query, query, Context(positions=positions, documents=torch.zeros(1, 8)))
+    assert not takes_narrow_values(query, query, Context(positions=positions), Reach(window=4))
+    assert not takes_narrow_values(query, query, Context(positions=positions), Reach(sinks=torch.zeros(2)))
+    assert not takes_narrow_values(torch.zeros(1, 8, 2, 16), heads, Context(positions=positions))
 
 
 def test_documents_without_runs_are_a_mistake_of_the_caller() -> None:

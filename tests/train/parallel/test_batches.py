@@ -11,7 +11,7 @@ import torch
 from meshwright.describe.workload import Workload
 from meshwright.layout import parse_layout
 from meshwright.train.data.samples import IGNORED_LABEL
-from meshwright.train.parallel.batches import deal_refusal, even_deal, micro_batch, micro_batches, sample_numbers, without_loss
+from meshwright.train.parallel.batches import even_deal, micro_batch, micro_batches, sample_numbers, without_loss
 
 WORKLOAD = Workload(name="w", model="", seq_len=8, global_batch=4, precision="fp32")
 
@@ -55,21 +55,6 @@ def test_an_even_deal_is_the_usual_one() -> None:
 def test_a_deal_that_leaves_samples_out_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"does not give 12 samples to 3 replicas"):
         sample_numbers(parse_layout("dp=3,mbs=2"), 0, 0, 12, (1, 1, 1))
-
-
-@pytest.mark.parametrize(
-    "layout, deal, refused",
-    [
-        ("dp=2", (1, 3), ""),
-        ("dp=2", (0, 4), "needs a"),
-        ("dp=2,zero=2", (1, 3), "ZeRO 2"),
-        ("dp=2,ep=2", (1, 3), "share out experts"),
-        ("dp=2,ep=2", (2, 2), ""),
-    ],
-)
-def test_which_deals_are_possible(layout: str, deal: tuple[int, ...], refused: str) -> None:
-    found = deal_refusal(parse_layout(layout), deal)
-    assert refused in found and bool(found) == bool(refused)
 
 
 def test_numbers_run_over_where_the_count_does_not_divide() -> None:

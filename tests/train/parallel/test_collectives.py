@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from on_axis import bookkeeping, collectives
+from on_axis import bookkeeping, collectives, texts
 from ranks import Pools
 
 
@@ -29,3 +29,7 @@ def test_waits_are_booked_on_their_axis_and_marked_while_they_last(pools: Pools)
     for parts, is_waiting, num_moves in pools.of(2).run(bookkeeping):
         assert parts == ["exposed_tp", "exposed_tp"]
         assert not is_waiting and num_moves == 4
+
+
+def test_long_texts_arrive_whole(pools: Pools) -> None:
+    assert pools.of(2).run(texts) == [["a", "b" * 5000]] * 2

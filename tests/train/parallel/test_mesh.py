@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from on_ranks import groups_of, lanes_of, num_groups_of, threads_after
 from ranks import Pools
@@ -160,3 +163,25 @@ def test_copies_of_a_head_are_neighbours_on_the_tensor_axis(text: str) -> None:
         places = [layout.coordinate(rank) for rank in group]
         assert {place["tp"] // 2 for place in places} == {places[0]["tp"] // 2}
         assert len({(place["cp"], place["pp"], place["dp"]) for place in places}) == 1
+
+
+SPLIT_IN_TWO_GENERATIONS = """
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from meshwright.train.parallel.mesh import number_ranks
+for generation in range(2):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    number_ranks(dist.group.WORLD, torch.device("cpu"))
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout, options._devices = timedelta(seconds=20), [dist.ProcessGroupGloo.create_default_device()]
+    made = dist.group.WORLD.split_group([0], opts=options, group_name="one", group_desc="one")
+    print(made.size())
+    dist.destroy_process_group()
+"""
+
+
+def test_a_process_that_goes_on_in_another_generation_can_split_its_group_again() -> None:
+    """torch's gloo backend has the same error as its NCCL backend: without `number_ranks` the second split ends with SIGSEGV."""
+    found = subprocess.run([sys.executable, "-c", SPLIT_IN_TWO_GENERATIONS], capture_output=True, text=True, check=False, timeout=120)
+    assert (found.returncode, found.stdout.split()) == (0, ["1", "1"]), found.stderr

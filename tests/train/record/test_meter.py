@@ -7,8 +7,9 @@ import time
 from itertools import pairwise
 
 import pytest
+import torch
 
-from meshwright.train.record.meter import LIBRARY, Meter, gpu_meter, nvml_reader
+from meshwright.train.record.meter import LIBRARY, Meter, gpu_meter, gpu_name, nvml_reader
 
 
 class Counter:
@@ -101,6 +102,10 @@ def test_without_a_gpu_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> Non
         assert name == LIBRARY
         raise OSError("no such library")
 
-    monkeypatch.setattr("meshwright.train.record.meter.torch.cuda.get_device_properties", lambda i: type("Gpu", (), {"uuid": "a"}))
     monkeypatch.setattr("meshwright.train.record.meter.ctypes.CDLL", missing)
-    assert gpu_meter(1) is None
+    assert gpu_meter(["GPU-a"]) is None and gpu_meter(["GPU-a", ""]) is None and gpu_meter([]) is None
+
+
+def test_a_gpu_has_the_name_that_nvml_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.train.record.meter.torch.cuda.get_device_properties", lambda i: type("Gpu", (), {"uuid": "a"}))
+    assert (gpu_name(torch.device("cuda", 1)), gpu_name(torch.device("cpu"))) == ("GPU-a", "")

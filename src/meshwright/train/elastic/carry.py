@@ -26,12 +26,10 @@ from meshwright.train.checkpoint import Piece
 from meshwright.train.elastic.copies import Copies, whole_groups
 from meshwright.train.elastic.handover import HandedOver, hand_over, moved
 from meshwright.train.membership import layout_with
-from meshwright.train.parallel.collectives import everyones_texts
+from meshwright.train.parallel.collectives import everyones_whole_texts
 from meshwright.train.record.logbook import Step
 from meshwright.train.replica import Replica
 from meshwright.train.sums import NUM_SUMS, result_of
-
-MOST_TEXT_BYTES = 1024  # what a rank says about itself
 
 
 class Uncovered(MeshwrightError):
@@ -202,6 +200,26 @@ def _copied(generation: int, held: Mapping[int, Mapping[str, Any]]) -> Choice | 
 
 
 @dataclass(slots=True)
+class Used:
+    """What one rank uses of its GPU's memory: for the state and all else that stays, and in a step besides."""
+
+    held_bytes: int = 0
+    step_bytes: int = 0
+    is_alone: bool = True  # whether one generation alone has been there since this was noted
+
+    def needed(self, before: Layout, now: Layout, state_bytes: int) -> int:
+        """What another generation needs, where the layout was `before` and will be `now`, and this rank's part of the state had this size.
+
+        With fewer ranks to share it, each rank's part is larger. ZeRO 3 divides the weights as well.
+        """
+        if not now.zero_stage:
+            return self.held_bytes + self.step_bytes
+        growth = before.sharing_ranks / now.sharing_ranks - 1
+        grows_bytes = max(self.held_bytes, state_bytes) if now.zero_stage == 3 else state_bytes
+        return self.held_bytes + round(growth * grows_bytes) + self.step_bytes
+
+
+@dataclass(slots=True)
 class Carry:
     """The holdings of this process, the newest first."""
 
@@ -209,6 +227,7 @@ class Carry:
     left_s: float = math.nan  # when the last generation ended at a step boundary, by the monotonic clock
     unwritten: Step | None = None  # done in a generation that was cut off; the rank that writes the records may be lost
     writer: RunWriter | None = None  # of the records, still open, if the last generation ended there and this process wrote them
+    used: Used = field(default_factory=Used)  # of the memory of a GPU
 
     def hold(self, holding: Holding, source: int | None = None) -> None:
         """Keep the state of a new generation; that of the generation it was filled from, `source`, is kept until `settled`."""
@@ -225,13 +244,35 @@ class Carry:
         """
         for holding in self.holdings:
             holding.count()
-        texts = everyones_texts(json.dumps([one.said() for one in self.holdings]), MOST_TEXT_BYTES, device)
+        texts = everyones_whole_texts(json.dumps([one.said() for one in self.holdings]), device)
         choice = choose([json.loads(text) for text in texts], layout)
         if choice is not None and not choice.from_copies:
             _level(choice, self._chosen(choice), [json.loads(text) for text in texts], device)
-        if device.type == "cuda" and not has_room(device, ranks_per_gpu):
-            self.make_room()
+        if device.type == "cuda" and choice is not None:
+            self.measure(device)
+            now = layout_with(layout, dist.get_world_size() * layout.dp // layout.num_ranks)
+            needed = self.used.needed(layout_with(layout, choice.dp), now, self._state_bytes(choice))
+            if not has_room(device, needed, ranks_per_gpu):
+                self.make_room()
         return choice
+
+    def measure(self, device: torch.device) -> None:
+        """Note what this rank has used of a GPU's memory. Nothing is noted while one generation takes over from another: both are there."""
+        if self.holdings and self.used.is_alone:
+            self.used.held_bytes = self.used.held_bytes or torch.cuda.memory_allocated(device)
+            self.used.step_bytes = max(self.used.step_bytes, torch.cuda.max_memory_allocated(device) - self.used.held_bytes)
+        self.used.is_alone = False
+
+    def settle(self, device: torch.device) -> None:
+        """Nothing but one generation is left in memory, and nothing more is compiled: measure what steps use from now on."""
+        if device.type == "cuda":
+            self.used.held_bytes, self.used.is_alone = torch.cuda.memory_allocated(device), True
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def _state_bytes(self, choice: Choice) -> int:
+        """The size of this rank's part of the chosen state."""
+        mine = self._chosen(choice)
+        return sum(piece.tensor.numel() * piece.tensor.element_size() for piece in mine.pieces()) if mine else 0
 
     def make_room(self) -> None:
         """Move what this rank holds to host memory: a device may have no room for two states and the activations of a step."""
@@ -257,15 +298,15 @@ class Carry:
         return next((one for one in self.holdings if one.generation == choice.generation), None)
 
 
-def has_room(device: torch.device, num_sharing: int = 1) -> bool:
-    """Whether a GPU has room for another generation beside the one that it holds, with the activations of a step.
+def has_room(device: torch.device, needed_bytes: int, num_sharing: int = 1) -> bool:
+    """Whether a GPU has room for another generation beside what it holds, if that needs so much on each rank.
 
     `num_sharing` ranks use this GPU, and each sees all that is free.
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return free > num_sharing * torch.cuda.max_memory_allocated(device)
+    return free > num_sharing * needed_bytes
 
 
 def _column(layout: Layout, rank: int) -> tuple[int, int]:
@@ -333,6 +374,10 @@ class Keeping:
         """Give the state of replicas that leave to those that stay, at the step boundary at which a generation ends."""
         self.carry.left_s = time.monotonic()
         self.carry.holdings[0].adopt(self.leaving(progress.step))
+
+    def settle(self, device: torch.device) -> None:
+        """Nothing of the generation before is left in memory, and nothing more is compiled."""
+        self.carry.settle(device)
 
     def after_step(self, progress: Counts) -> float:
         """Drop what all ranks no longer need, and copy the state if it is due; return the seconds of the copy."""

@@ -8,6 +8,7 @@ tries to join again: the network may come back, or the leading supervisor may be
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from meshwright.train.elastic import nodes
 from meshwright.train.elastic.channel import Channel, Refused, joined
 from meshwright.train.elastic.interface import use_interface_of
 from meshwright.train.elastic.member import GENERATION, Member
-from meshwright.train.elastic.pulse import MOST_GAP_S, Vitals, is_stopped
+from meshwright.train.elastic.pulse import MOST_GAP_S, STACKS_S, Vitals, is_stopped
 from meshwright.train.launch import EXIT_FAILED, EXIT_INPUT, HANDED_ON, Child, forked
 
 SHARE = 0.8  # of the limit after which this node is lost to the others
@@ -37,6 +38,7 @@ class Worker:
 
     child: Child
     vitals: Vitals = field(default_factory=Vitals)
+    asked_s: float = math.inf  # when it was asked for its stacks, which have not been sent yet
 
 
 class Follower:
@@ -94,11 +96,14 @@ class Follower:
             self.code = EXIT_INPUT
         elif what == nodes.START:
             self._start(detail)
-        elif what in (nodes.TELL, nodes.END, nodes.ASK) and (worker := self.workers.get(int(detail["number"]))) is not None:
+        elif what in (nodes.TELL, nodes.END, nodes.ASK, nodes.STACKS) and (worker := self.workers.get(int(detail["number"]))) is not None:
             if what == nodes.END:
                 worker.child.end_now()
             elif what == nodes.ASK:
                 worker.child.process.terminate()
+            elif what == nodes.STACKS:
+                worker.vitals.stacks.ask(worker.child.process.pid)
+                worker.asked_s = time.monotonic()
             else:
                 with suppress(OSError):
                     worker.child.ask.send(_by_own_clock(detail))
@@ -128,6 +133,7 @@ class Follower:
                     heard=heard,
                     said=said,
                     pulse=vitals.pulse,
+                    stacks=vitals.stacks,
                 )
             )
 
@@ -159,6 +165,10 @@ class Follower:
                 worker.vitals.look(is_stopped(worker.child.process.pid), passed_s)
         found = [(number, worker.vitals.stopped_s, worker.vitals.silent_s) for number, worker in self.workers.items()]
         self.channel.say(nodes.BEAT, vitals=found)
+        for number, worker in self.workers.items():
+            if now_s - worker.asked_s >= STACKS_S:
+                worker.asked_s = math.inf
+                self.channel.say(nodes.STACKS, number=number, text=worker.vitals.stacks.read(0.0))
 
     def _pass_on_signals(self) -> None:
         """Ask the leading supervisor to let the run save and stop; SIGUSR1 is a notice to the ranks here that this node will go."""

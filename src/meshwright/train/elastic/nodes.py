@@ -27,7 +27,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.train.agreement import disagreement
 from meshwright.train.elastic.channel import Channel, Guest, Refused
 from meshwright.train.elastic.interface import use_interface_of
-from meshwright.train.elastic.pulse import MOST_GAP_S, Vitals
+from meshwright.train.elastic.pulse import MOST_GAP_S, Stacks, Vitals
 from meshwright.train.launch import LOCALHOST, MEETING_S, Child, Failure
 
 LOOK_S = 0.2
@@ -39,7 +39,23 @@ LEAVE_S = 3.0  # in which the others may read that the run is over
 HERE = 0  # the position of this process's own ranks
 # What the leading supervisor says, and what the others say.
 BEAT, START, TELL, END, ASK, OVER, REFUSED, REPLACED = "beat", "start", "tell", "end", "ask", "over", "refused", "replaced"
+STACKS = "stacks"  # asked for, and the answer
 FACTS, SAID, ENDED, ASKED = "facts", "said", "ended", "asked"
+
+
+class RemoteStacks(Stacks):
+    """Where the threads of a process on another node are: its supervisor asks it, and sends what it wrote."""
+
+    def __init__(self, process: RemoteProcess) -> None:
+        self._process, self.text = process, ""
+
+    def ask(self, pid: int | None) -> None:
+        """Have it asked."""
+        self._process.node.channel.say(STACKS, number=self._process.number)
+
+    def read(self, within_s: float = 0.0) -> str:
+        """What has been sent so far."""
+        return self.text
 
 
 class RemoteProcess:
@@ -50,7 +66,8 @@ class RemoteProcess:
         self.pid: int | None = None
         self.exitcode: int | None = None
         self.said: deque[tuple[str, str]] = deque()
-        self.vitals = Vitals()
+        self.stacks = RemoteStacks(self)
+        self.vitals = Vitals(stacks=self.stacks)
 
     @property
     def sentinel(self) -> int:
@@ -346,6 +363,8 @@ class Nodes:
             return
         elif what == SAID:
             process.said.append((str(detail["what"]), str(detail["detail"])))
+        elif what == STACKS:
+            process.stacks.text = str(detail["text"])
         elif what == ENDED:
             process.pid, process.exitcode = None, int(detail["code"]) if process.exitcode is None else process.exitcode
             del node.processes[process.number]

@@ -14,6 +14,7 @@ The store through which ranks meet is in a process of its own. This process runs
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,7 @@ from meshwright.layout import Layout
 from meshwright.train.elastic.member import (
     BOUNDARY,
     CHANGE,
+    COME,
     GENERATION,
     HANG,
     LEAVE,
@@ -46,7 +48,7 @@ from meshwright.train.elastic.member import (
     Member,
 )
 from meshwright.train.elastic.nodes import HERE, Nodes
-from meshwright.train.elastic.pulse import Pulse, Vitals, is_stopped
+from meshwright.train.elastic.pulse import Vitals, crashed, innermost, is_stopped
 from meshwright.train.health.watch import STALL_S, START_SILENCE_S
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import (
@@ -69,6 +71,8 @@ from meshwright.train.membership import Membership, dp_at, layout_with, next_dp
 ANSWER_S = 5.0  # of the store
 LOOK_S = 0.2  # between two looks at requests and at signs of life
 READY_S = 600.0  # in which a process must have prepared itself
+COMING_S = 15.0  # at least, in which the ranks of a generation must come: one that computes notices nothing before its next exchange
+LATE_S = 5.0  # after which a rank that has not come says where it is
 DEATH_S = 1.0  # after a rank has lost a connection, in which the rank at the other end may turn out to be dead
 STAYS = b"meshwright: SIGUSR1 changes nothing here: the run ends with its leading supervisor; SIGTERM lets it save and stop\n"
 VERDICTS = ("done", "cause", "effect")
@@ -82,8 +86,10 @@ class Group:
     children: list[Child]
     vitals: list[Vitals]  # of the processes, in the same order; those of another node are looked after there
     started_s: float
-    ready: set[int] = field(default_factory=set)  # processes that have prepared themselves, by number
+    ready: dict[int, float] = field(default_factory=dict)  # processes that have prepared themselves, and when
     at_boundary: dict[int, int] = field(default_factory=dict)  # processes that wait at a step boundary, and the step
+    has_come: set[int] = field(default_factory=set)  # processes that have come to the meeting of the newest generation
+    asked: set[int] = field(default_factory=set)  # processes that were late there, and were asked where they are
 
     @property
     def is_ready(self) -> bool:
@@ -102,7 +108,7 @@ class Supervisor:
 
     `judged` returns the incident that is recorded, or why the run must end. `requested` returns the number of replicas that a user asks
     for, once. With `memberships` the number of replicas follows that list. A process may be stopped for `stall_s`. `nodes` are the nodes
-    of the run, if it has more than this one.
+    of the run, if it has more than this one. `kept` keeps the stacks of a rank that came late to a generation or crashed, and says where.
     """
 
     def __init__(
@@ -114,7 +120,9 @@ class Supervisor:
         memberships: Sequence[Membership] = (),
         stall_s: float = STALL_S,
         nodes: Nodes | None = None,
+        kept: Callable[[int, int, str], str] = lambda generation, rank, stacks: "",
     ) -> None:
+        self.kept = kept
         self.layout, self.body, self.judged, self.requested, self.memberships = layout, body, judged, requested, memberships
         self.stall_s = stall_s
         self.nodes = nodes or Nodes([layout.num_ranks])
@@ -128,6 +136,7 @@ class Supervisor:
         self.secret = os.urandom(32)
         self.began_s = time.monotonic()
         self._lost_s: float | None = None
+        self._announced_s = math.inf  # when the newest generation was announced
         self._looked_s = self.began_s  # when the signs of life were last looked at
         self._called: list[Group] | None = None  # the replicas that leave, once a change at the next step boundary is called for
         self._handing = Handing()  # all processes, and the signals that ask the run to stop
@@ -222,7 +231,7 @@ class Supervisor:
         rank = self._rank(number, seat)
         if position == HERE:
             vitals = Vitals()
-            return forked(rank, partial(self._member, number, seat, local_rank, vitals.pulse), mask), vitals
+            return forked(rank, partial(self._member, number, seat, local_rank, vitals), mask), vitals
         return self.nodes.start(
             position,
             rank,
@@ -259,7 +268,7 @@ class Supervisor:
         position = self.nodes.position(rank)
         return position, rank - self.nodes.first_rank(position) + turn * self.nodes.sizes[position]
 
-    def _member(self, number: int, seat: int, local_rank: int, pulse: Pulse, heard: Connection, said: Connection) -> None:
+    def _member(self, number: int, seat: int, local_rank: int, vitals: Vitals, heard: Connection, said: Connection) -> None:
         """The life of one process of a replica."""
         self.nodes.leave_to_parent()
         self.body(
@@ -276,7 +285,8 @@ class Supervisor:
                 began_s=self.began_s,
                 heard=heard,
                 said=said,
-                pulse=pulse,
+                pulse=vitals.pulse,
+                stacks=vitals.stacks,
             )
         )
 
@@ -298,7 +308,7 @@ class Supervisor:
         if not self._host.is_alive():
             self._give_up(Failure(reason="exit", rank=None, message="the process that hosts the store of the ranks has ended"))
         for group in [group for group in groups if self._has_died(group)]:
-            self._lose([group], *failure_of(group.children))
+            self._lose([group], *self._death_of(group))
         self._look_at_life()
         self._look_at_connections()
         self._look_at_request()
@@ -332,6 +342,15 @@ class Supervisor:
                 return True
         return False
 
+    def _death_of(self, group: Group) -> tuple[Failure, list[str]]:
+        """Why a replica has ended, and what is printed. The stacks of a rank that a fault has ended, such as SIGSEGV, are kept."""
+        failure, texts = failure_of(group.children)
+        for child, vitals in zip(group.children, group.vitals, strict=True):
+            if failure.reason == "signal" and child.rank == failure.rank and (where := crashed(stacks := vitals.stacks.read(0.0))):
+                place = self.kept(self.generation, child.rank, stacks)
+                failure = replace(failure, message=f"{failure.message}, in {where}{f' ({place})' if place else ''}")
+        return failure, texts
+
     def _listen(self, group: Group, child: Child) -> None:
         """Read what a process says."""
         with suppress(EOFError, OSError):
@@ -344,7 +363,9 @@ class Supervisor:
 
     def _hear(self, group: Group, child: Child, what: str, detail: str) -> None:
         if what == READY:
-            group.ready.add(child.rank)
+            group.ready[child.rank] = time.monotonic()
+        elif what == COME and int(detail) == self.generation:
+            self._comes(group, child)
         elif what == BOUNDARY:
             group.at_boundary[child.rank] = int(detail)
         elif what == LOST and int(detail.partition(" ")[0]) == self.generation and self._lost_s is None:
@@ -426,6 +447,43 @@ class Supervisor:
             failure = self._lifeless(group, now_s, passed_s)
             if failure is not None and self.failure is None:
                 self._lose([group], failure, [f"meshwright: {failure.message}"])
+        self._look_at_meeting(now_s)
+
+    def _look_at_meeting(self, now_s: float) -> None:
+        """Go on without replicas that do not come to the newest generation. Before they are ended they say where they are."""
+        limit_s, late = max(COMING_S, self.stall_s), list[tuple[Group, Child]]()
+        for group in self.members if self.failure is None else ():
+            for child, vitals in zip(group.children, group.vitals, strict=True):
+                waited_s = now_s - max(self._announced_s, group.ready.get(child.rank, math.inf))
+                if waited_s < LATE_S or child.rank in group.has_come or not child.process.is_alive():
+                    continue
+                if child.rank not in group.asked:
+                    group.asked.add(child.rank)
+                    vitals.stacks.ask(child.process.pid)
+                if waited_s >= limit_s:
+                    late.append((group, child))
+        if not late:
+            return
+        where = "; ".join(f"rank {child.rank} {self._whereabouts(group, child)}" for group, child in late)
+        message = f"{where}, and did not come to generation {self.generation} within {limit_s:.0f} s"
+        failure = Failure(reason="hang", rank=late[0][1].rank if len(late) == 1 else None, message=message)
+        self._lose(list(dict.fromkeys(group for group, _ in late)), failure, [f"meshwright: {message}"])
+
+    def _comes(self, group: Group, child: Child) -> None:
+        """Note that a process has come to the newest generation; if it was asked where it was, say that."""
+        group.has_come.add(child.rank)
+        if child.rank in group.asked:
+            took_s = time.monotonic() - self._announced_s
+            said = f"meshwright: rank {child.rank} came to generation {self.generation} after {took_s:.1f} s"
+            print(f"{said}; it {self._whereabouts(group, child)}", file=sys.stderr)
+
+    def _whereabouts(self, group: Group, child: Child) -> str:
+        """Where a rank was when it was late, in words; its stacks are kept."""
+        stacks = group.vitals[group.children.index(child)].stacks.read()
+        if not stacks:
+            return "did not say where it was"
+        place = self.kept(self.generation, child.rank, stacks)
+        return f"was in {innermost(stacks)}{f' ({place})' if place else ''}"
 
     def _lifeless(self, group: Group, now_s: float, passed_s: float) -> Failure | None:
         """What is wrong with a replica whose processes have not ended; None if nothing is."""
@@ -539,7 +597,7 @@ class Supervisor:
         self.members += [group for group in self.joining if group.is_ready][: max(self.wanted - len(self.members), 0)]
         self.joining = [group for group in self.joining if group not in self.members]
         self.generation += 1
-        self._lost_s, self._called = None, None
+        self._lost_s, self._called, self._announced_s = None, None, time.monotonic()
         announced = Announcement(
             generation=self.generation,
             replicas=tuple(group.number for group in self.members),
@@ -549,6 +607,8 @@ class Supervisor:
         )
         for group in self.members:
             group.at_boundary.clear()
+            group.has_come.clear()
+            group.asked.clear()
             group.send(GENERATION, announced.to_json())
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from meshwright.layout import Layout
 from meshwright.train.health.stragglers import SlowRank
-from meshwright.train.parallel.batches import Deal, deal_refusal, even_deal
+from meshwright.train.membership import deal_refusal
+from meshwright.train.parallel.batches import Deal, even_deal
 
 
 def slowdowns(layout: Layout, slow: Iterable[SlowRank]) -> list[float]:

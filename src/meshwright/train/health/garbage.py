@@ -33,11 +33,14 @@ class Garbage:
         if self._was_enabled:
             gc.enable()
 
-    def step(self, *, is_applied: bool = True) -> None:
-        """Call this after each step. A step that was not applied leaves all as it was: what the first ones need is still needed."""
+    def step(self, *, is_applied: bool = True) -> bool:
+        """Call this after each step; whether the first steps have ended with it.
+
+        A step that was not applied leaves all as it was: what the first ones need is still needed.
+        """
         if not is_applied:
             gc.collect(0)
-            return
+            return False
         self._num_steps += 1
         if self._num_steps == SETTLED:
             gc.unfreeze()  # a replica refers to itself: that of the generation before is freed here, with its state and its groups
@@ -45,3 +48,4 @@ class Garbage:
             gc.freeze()
         else:
             gc.collect(2 if self._num_steps % EVERY == 0 else 0)
+        return self._num_steps == SETTLED

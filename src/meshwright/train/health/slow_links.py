@@ -185,16 +185,26 @@ class Exchanges:
 class SlowLinks:
     """The detector. `hosts` has the host of each rank, and `domains` the ranks in a domain of each tier of the network.
 
-    On one host, groups are judged only if `within_hosts`: processes that share cores disturb each other more than a link does.
+    On one host, groups are judged only if `within_hosts`: processes that share cores disturb each other more than a link does. `seats` has
+    the place of each rank in the network, by the numbers of the plan's ranks: ranks are numbered anew when replicas come or go.
     """
 
-    def __init__(self, layout: Layout, hosts: Sequence[str] = (), domains: Sequence[int] = (), *, within_hosts: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        hosts: Sequence[str] = (),
+        domains: Sequence[int] = (),
+        *,
+        within_hosts: bool = False,
+        seats: Sequence[int] = (),
+    ) -> None:
         self.hosts = tuple(hosts) or ("",) * layout.num_ranks
+        seat = list(seats) or list(range(layout.num_ranks))
         self.columns = {name: len(PARTS) + number for number, name in enumerate(link_columns(layout))}
         self.axes: list[Exchanges] = []
         for axis in judged_axes(layout):
             groups = [group for group in groups_along(layout, axis) if within_hosts or len(self._hosts_of(group)) > 1]
-            spans = [tuple(len({rank // size for rank in group}) for size in domains) for group in groups]
+            spans = [tuple(len({seat[rank] // size for rank in group}) for size in domains) for group in groups]
             places = [(len(self._hosts_of(group)), *span) for group, span in zip(groups, spans, strict=True)]
             stages = [0 if axis == "pp" else layout.coordinate(group[0])["pp"] for group in groups]
             if groups:

@@ -17,7 +17,7 @@ from meshwright.train.kernels import attention_parts, few_bits, flash_attention
 from meshwright.train.kernels.grouped import GroupedArithmetic, arithmetic_for, fitting
 from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import Work, interleaved_s, mean_s, release, seconds_of
-from meshwright.train.model.attention import Context, attend
+from meshwright.train.model.attention import Context, attend, takes_narrow_values
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 NORMAL_SPREAD = 1.0
@@ -191,6 +191,8 @@ def attention_s(
         documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device)
         context = replace(context, documents=documents, runs=(runs,))
     kernel = prepare_attention(model, seq_len, dtype, device, packed=packed)
+    if takes_narrow_values(q, k, context):
+        v = v[..., : model.value_dim // model.num_heads].detach().contiguous().requires_grad_()
     out = attend(q, k, v, context)
     gradient = _normal(tuple(out.shape), device, dtype)
     works: list[Work] = [

@@ -86,6 +86,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, context: Context, reach: R
     return out.transpose(1, 2)
 
 
+def takes_narrow_values(query: Tensor, key: Tensor, context: Context, reach: Reach = ALL) -> bool:
+    """Whether `attend` computes these heads by a kernel whose values may have another width than its keys.
+
+    cuDNN's has, and so has torch's memory-efficient one. On a processor torch would write out all scores instead.
+    """
+    is_special = reach.within(query.shape[1]) > 0 or reach.sinks is not None or context.documents is not None
+    return query.is_cuda and not is_special and not flash_attention.supports(query, key)
+
+
 def _whole_runs(context: Context) -> Runs | None:
     """The runs of whole sequences; None where a sequence is one document."""
     if context.runs is None:
@@ -181,7 +190,8 @@ class GroupedAttention(Attention):
 class LatentAttention(Attention):
     """Heads from low-rank vectors, with a rotary part that all keys share (DeepSeek-V2, arXiv:2405.04434).
 
-    Kernels need queries, keys and values of one width: the narrower ones are filled up with zeros.
+    Most kernels need queries, keys and values of one width: the narrower ones are filled up with zeros. Where torch's own kernels for
+    whole sequences are used on a GPU, values that are narrower than keys stay as they are (`takes_narrow_values`).
     """
 
     def __init__(self, model: Model, layer: int) -> None:
@@ -230,7 +240,13 @@ class LatentAttention(Attention):
         )
         shared = turn(turning[:, :, None], *rotation).expand(-1, -1, still_keys.shape[2], -1)
         query = torch.cat((still, turn(turned, *rotation)), dim=-1) * self.query_scale
-        return self._wide(query), self._wide(torch.cat((still_keys, shared), dim=-1)), self._wide(values)
+        return self._wide(query), self._wide(torch.cat((still_keys, shared), dim=-1)), values
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        reach = Reach(window=self.window, sinks=self.sinks)
+        is_plain = self.attend is attend and takes_narrow_values(query, key, context, reach)
+        # A copy in both cases: values are a part of a product, all of which would otherwise be kept for the backward pass.
+        return super().attended(query, key, value.contiguous() if is_plain else self._wide(value), context)
 
     def _wide(self, heads: Tensor) -> Tensor:
         return F.pad(heads, (0, self.width - heads.shape[-1])) if heads.shape[-1] < self.width else heads

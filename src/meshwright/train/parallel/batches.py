@@ -48,18 +48,6 @@ def sample_numbers(layout: Layout, dp_index: int, first: int, count: int, deal: 
     return [list(range(start, start + size)) for start in starts]
 
 
-def deal_refusal(layout: Layout, deal: Deal) -> str:
-    """Why replicas of a layout cannot have such different numbers of micro-batches; empty if they can."""
-    if min(deal) < 1:
-        return "every replica needs a micro-batch"
-    if layout.zero_stage > 1 and layout.dp > 1 and len(set(deal)) > 1:
-        return f"ZeRO {layout.zero_stage} exchanges gradients or weights for every micro-batch, so all replicas need equally many"
-    if layout.expert_ranks > 1 and layout.dp > 1 and len(set(deal)) > 1:
-        sharing = f"the {layout.expert_ranks} ranks that share out experts"
-        return f"{sharing} exchange tokens in every micro-batch, so all replicas need equally many"
-    return ""
-
-
 def micro_batches(
     read: Read, first: int, workload: Workload, mesh: Mesh, deal: Deal | None = None, *, num_ahead: int = 0
 ) -> list[MicroBatch]:

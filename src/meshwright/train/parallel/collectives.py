@@ -116,6 +116,14 @@ def everyones_texts(text: str, most_bytes: int, device: torch.device) -> list[st
     return [bytes(entry.tolist()).decode(errors="ignore").strip() for entry in everyones]
 
 
+def everyones_whole_texts(text: str, device: torch.device) -> list[str]:
+    """The texts of all ranks, by rank, however long they are. All ranks must call it."""
+    size = torch.tensor([len(text.encode())], device=device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    return everyones_texts(text, max(int(one) for one in sizes), device)
+
+
 class Gather(torch.autograd.Function):
     """All-gather along a dimension, for a tensor that every rank uses differently: its gradients are summed and scattered."""
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -198,7 +199,9 @@ class _Maker:
         If the default group is bound to GPUs, torch makes a group by splitting its NCCL communicator, and all ranks take part in a split.
         If a rank made only its own groups, its split would be matched with a different split of other ranks.
         """
-        if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+        world = dist.group.WORLD
+        if world is not None and world.bound_device_id is not None:
+            number_ranks(world, world.bound_device_id)
             made = dist.split_group(split_ranks=[sorted(group) for group in groups], group_desc=description)
         else:
             all_made = [dist.new_group(list(group), group_desc=description) for group in groups]
@@ -222,6 +225,16 @@ class _Maker:
                     assert group is not None, "a stage of a pair is in its group"
                     found[lane] = group
         return found
+
+
+def number_ranks(world: dist.ProcessGroup, device: torch.device) -> None:
+    """Tell the backend of the group of all ranks which ranks these are: it looks them up when it is split.
+
+    torch 2.11 to 2.13 know them by themselves only in the first group of a process (pytorch#192109). A process that goes on in another
+    generation would read from an empty list, and die of SIGSEGV.
+    """
+    backend: Any = world._get_backend(device)
+    backend.options.global_ranks_in_group = list(range(world.size()))
 
 
 def lane_rounds(num_stages: int, ends_meet: bool = True) -> list[list[Lane]]:

@@ -72,11 +72,20 @@ class Meter:
         self._thread.join()
 
 
-def gpu_meter(num_gpus: int) -> Meter | None:
-    """A meter of the first GPUs that this process sees; None if they have no counter that can be read."""
+def gpu_name(device: torch.device) -> str:
+    """How NVML knows a GPU; empty if this torch does not say, or it is none."""
+    if device.type != "cuda":
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid else ""
+
+
+def gpu_meter(gpus: Sequence[str]) -> Meter | None:
+    """A meter of these GPUs of this machine, by `gpu_name`; None if they have no counter that can be read."""
+    if not gpus or not all(gpus):
+        return None
     try:
-        uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(num_gpus)]
-        return Meter(nvml_reader(ctypes.CDLL(LIBRARY), uuids))
+        return Meter(nvml_reader(ctypes.CDLL(LIBRARY), sorted(set(gpus))))
     except (OSError, AttributeError):
         return None
 
