@@ -235,8 +235,9 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     cases = chosen(given.case, (*ASKED, *OTHERS), is_dry=given.dry_run)
     machine = Machine.of(given.profile, given.device)
     for case in cases:
-        row = machine.forecast(settings(case, "ours")[0])
-        results.add("predicted", {"case": case.name, "words": case.words, **row})
+        setting = settings(case, "ours")[0]
+        row = machine.forecast(setting)
+        results.add("predicted", {"case": case.name, "words": setting.words, **row})
         outcome = row.get("refused") or f"{1e3 * row['step_s']:.1f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
         say(f"{case.name}: predicted {outcome}")
     for case in cases[::-1]:  # those that were never run before come first

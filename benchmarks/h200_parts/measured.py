@@ -41,8 +41,10 @@ def arguments(read: Callable[[str], object]) -> argparse.Namespace:
 
 def distinct(cases: Sequence[Case]) -> list[Case]:
     """Cases that differ in what a slice is of, the first of each kind."""
-    found = {(case.model, case.batch, case.micro_batch, case.seq_len, case.precision, case.document > 0): case for case in cases[::-1]}
-    return list(found.values())[::-1]
+    found: dict[tuple[object, ...], Case] = {}
+    for case in cases:
+        found.setdefault((case.model, case.batch, case.micro_batch, case.seq_len, case.precision, case.document > 0), case)
+    return list(found.values())
 
 
 def asked_for(case: Case, device: torch.device) -> Asked:

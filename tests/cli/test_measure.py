@@ -94,12 +94,40 @@ def test_models_and_shapes_are_taken_as_given(measured, capsys, tmp_path):
         (("--seq", "1"), "--seq"),
         (("--batch", "0"), "--batch"),
         (("--model", "llama-3.1-405b", "--processes", "64"), "need"),
-        (("--model", "mixtral-8x7b"), "cannot run"),
+        (("--model", "mixtral-8x7b"), "slices of mixtral-8x7b in 8 processes need"),
+        (("--model", "qwen3-30b-a3b", "--recompute", "mlp"), "computes dense MLPs again, and qwen3-30b-a3b has experts"),
+        (("--recompute", "offload"), "choose from none, selective, full"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_timed(arguments, message, measured, capsys):
     assert main(["measure", *arguments]) == 2
     assert message in capsys.readouterr().err and measured == []
+
+
+LORA = """
+name = "lora"
+model = ""
+seq_len = 96
+global_batch = 2
+precision = "bf16"
+
+[adapters]
+rank = 4
+targets = ["q", "v"]
+base = "nf4"
+"""
+
+
+def test_a_workload_says_what_slices_train(measured, capsys, tmp_path):
+    (tmp_path / "lora.toml").write_text(LORA)
+    words = ["measure", "--workload", str(tmp_path / "lora.toml"), "--recompute", "mlp", "--out", str(tmp_path / "mine.json")]
+    assert main(words) == 0
+    ((one,), _, _) = measured[0]
+    assert (one.seq_len, one.precisions, one.recompute, one.packed) == (96, ("bf16",), "mlp", False)
+    assert (one.adapters.rank, one.adapters.base) == (4, "nf4")
+    assert main([*words, "--precision", "fp32", "--seq", "64"]) == 0
+    ((one,), _, _) = measured[1]
+    assert (one.seq_len, one.precisions) == (64, ("fp32",))
 
 
 def test_a_prediction_by_a_profile_says_so(capsys):
@@ -117,7 +145,7 @@ def test_a_prediction_by_a_profile_says_so(capsys):
         ((*H200, "--profile", "nowhere.json"), "cannot read the hardware profile"),
         ((*H200[:-1], "workload.precision=fp8", "--profile", CARD), "no products in fp8"),
         (("predict", "llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", "--gpus", "8", "--layout", "dp=8", "--profile", CARD), "has h100"),
-        (("predict", "mixtral-8x7b", *H200[2:], "--profile", CARD), "dense models"),
+        (("predict", "mixtral-8x7b", *H200[2:], "--profile", CARD), "no products of experts in bf16"),
         (("plan", "llama-2m", "this-machine-2x4", "python-stdlib", "--profile", CARD), "the profile is of NVIDIA H200"),
         (("train", "--profile", "nowhere.json"), "cannot read the hardware profile"),
     ],

@@ -297,7 +297,7 @@ def test_products_without_one_of_their_gradients_price_nothing(way, card):
 
 
 def test_experts_and_a_profile_without_attention_are_refused(card):
-    with pytest.raises(InputError, match="no grouped products in bf16, only in none") as caught:
+    with pytest.raises(InputError, match="no products of experts in bf16, only in none") as caught:
         says(card, "mixtral-8x7b")
     assert "meshwright measure --model mixtral-8x7b --precision bf16-pure" in caught.value.fix
     with pytest.raises(InputError, match="no products in bf16"):

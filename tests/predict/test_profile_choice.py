@@ -83,7 +83,7 @@ def test_an_own_profile_that_is_damaged_is_left_out(here):
 
 
 def test_what_the_named_profile_cannot_price_is_refused(here):
-    with pytest.raises(InputError, match="dense models"):
+    with pytest.raises(InputError, match="no products of experts in fp32"):
         chosen(here, CORES, "mixtral-8x7b")
     with pytest.raises(InputError, match="cannot read the hardware profile"):
         chosen(here, "nowhere.json")

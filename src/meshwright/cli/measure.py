@@ -105,8 +105,6 @@ def measure(
 
       meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
 
-      meshwright measure --model llama-3.1-8b --workload lora.toml --recompute mlp
-
       meshwright measure --cluster lab
     """
     started_s = time.perf_counter()  # before torch is imported: the import counts as well

@@ -123,7 +123,7 @@ def _check(model: Model, workload: Workload, profile: Profile, number_format: st
     fix = f"choose another precision, or measure one: `meshwright measure --model {model.name} --precision {workload.precision}`"
     wanted = {"products": {(one.number_format, one.way) for one in profile.products}}
     if model.experts:
-        wanted["grouped products"] = {(one.number_format, one.way) for one in profile.grouped}
+        wanted["products of experts"] = {(one.number_format, one.way) for one in profile.grouped}
     for what, timed in wanted.items():
         formats = sorted({name for name, _ in timed if all((name, way) in timed for way in WAYS)})
         if number_format not in formats or not profile.attentions:

@@ -138,11 +138,10 @@ def asked_of(
     size = micro_batch or min(2 ** max(int(LARGEST / model.num_parameters).bit_length() - 1, 0), MOST_SEQUENCES)
     chosen = tuple(precisions) or _usual_precisions(model, device, adapters)
     asked = Asked(model=model, micro_batch=size, seq_len=seq_len, precisions=chosen, packed=packed, recompute=recompute, adapters=adapters)
-    refusals = {precision: refusal for precision in chosen if (refusal := asked.cut(precision).refusal)}
-    if refusals and (precisions or len(refusals) == len(chosen)):
-        what = next(iter(refusals.values()))
-        raise InputError(what, where=f"slices of {model.name}", fix="measure what the trainer runs (docs/families.md)")
-    return replace(asked, precisions=tuple(precision for precision in chosen if precision not in refusals))
+    refused = [precision for precision in chosen if asked.cut(precision).refusal]
+    if refused and (precisions or len(refused) == len(chosen)):
+        asked.cut(refused[0]).check()
+    return replace(asked, precisions=tuple(precision for precision in chosen if precision not in refused))
 
 
 def _usual_precisions(model: Model, device: torch.device, adapters: Adapters | None = None) -> tuple[str, ...]:

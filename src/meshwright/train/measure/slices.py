@@ -89,12 +89,15 @@ class Cut:
         """The layout of the ranks."""
         return Layout(tp=self.tp, pp=self.pp, micro_batch=self.micro_batch, zero_stage=0, recompute=self.recompute)
 
+    def check(self) -> None:
+        """Raise an error if the trainer cannot run this slice. It has fewer layers than its model, and as many as its stages need."""
+        check_trainable(replace(self.alike.cut_to(self.pp), name=self.model.name), self.workload, self.layout)
+
     @property
     def refusal(self) -> str:
         """Why the trainer cannot run this slice; empty if it can."""
         try:
-            # A slice has fewer layers than its model, and as many as its stages need.
-            check_trainable(replace(self.alike.cut_to(self.pp), name=self.model.name), self.workload, self.layout)
+            self.check()
         except InputError as error:
             return error.what
         return ""
