@@ -18,7 +18,7 @@ OVER_FILE = "over"  # the exit status of the leading supervisor, once the run is
 PAUSE_S = 5  # before a supervisor is started again
 WATCH_S = 15  # between two questions to Slurm; of later nodes longer, so that thousands ask no more than once in two seconds together
 LEAVE_S = 20  # in which the other supervisors end after the leading one
-FIRST_SPARE = 1_000_000  # and the number of its own job: more than a plan has nodes
+FIRST_SPARE, MOST_SPARES = 100_000, 900_000  # numbers of spares: more than a plan has nodes, and six digits
 REQUEUE_S = 120  # in which Slurm ends what it queues again
 
 SUPERVISORS = """\
@@ -37,6 +37,7 @@ trap 'asked=yes; kill -TERM "$supervisors" 2> /dev/null || true' TERM
 until [ -e "$JOB/over" ] || ! kill -0 "$supervisors" 2> /dev/null; do sleep 1 || true; done
 for _ in {1..LEAVE}; do kill -0 "$supervisors" 2> /dev/null && sleep 1; done || true  # on a lost node a task never ends
 if [ -e "$JOB/over" ]; then code=$(cat "$JOB/over"); fi
+scancel --user="$(id -un)" --name="$SLURM_JOB_NAME-spare" || true
 num_left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D || echo "$SLURM_JOB_NUM_NODES")
 silent=$(sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format=%T | grep -c '[*]' || true)
 if [ "$code" != 0 ] && [ "$code" != 2 ] && [ -z "$asked" ] && [ $((num_left - silent)) -lt "$SLURM_JOB_NUM_NODES" ]; then
@@ -49,11 +50,11 @@ exit "$code\""""
 SUPERVISOR = """\
 JOB=FOLDER
 NODE=${NODE:-$SLURM_PROCID}  # 0 leads
-. "$JOB/meeting"
 asked= again=0 code=1
 trap 'asked=yes' TERM  # the supervisor gets it too, and saves
 while [ -z "$asked" ]; do
   if [ "$NODE" != 0 ] && [ -e "$JOB/over" ]; then exit 0; fi
+  . "$JOB/meeting"
   code=0; COMMAND || code=$?
   if [ "$NODE" = 0 ]; then was_lost=$((code > 128 && code != 130)); else was_lost=$((code != 0 && code != 2)); fi
   if [ "$was_lost" = 0 ] || [ -n "$asked" ] || [ "$again" -ge RESTARTS ]; then break; fi
@@ -75,6 +76,7 @@ while true; do
   for host in $KEPT; do
     if ! scontrol show hostnames "$held" | grep -qx "$host"; then
       echo "meshwright: node $host, which the others cannot do without, is lost; the job is queued again"
+      scancel --user="$(id -un)" --name="$SLURM_JOB_NAME-spare"  # what was lent to this start of the job
       scontrol requeue "$SLURM_JOB_ID" && exit 0
     fi
   done
@@ -113,7 +115,7 @@ def spare_script(request: Request, options: Sequence[str], step_options: str) ->
             "",
             "set -euo pipefail",
             *exports(request.site),
-            f"export NODE=$(({FIRST_SPARE} + SLURM_JOB_ID))  # not a number of the plan: a spare",
+            f"export NODE=$(({FIRST_SPARE} + SLURM_JOB_ID % {MOST_SPARES}))  # not a number of the plan: a spare",
             f"exec srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none{step_options} bash {_in(request, SUPERVISOR_FILE)}",
             "",
         ]
