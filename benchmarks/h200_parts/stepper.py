@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from h200_parts.cases import END, TRAINING, Case, batch_of, layout_of, model_of, workload_of
-from meshwright.train.model.initial import initial_weights
+from meshwright.train.model.initial import apart, initial_weights
 from meshwright.train.parallel.batches import micro_batch
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
@@ -39,7 +39,8 @@ class Stepper:
         self.model = model_of(case)
         self.mesh: Mesh = make_mesh(layout_of(case), device)
         self.replica = Replica(self.model, workload_of(case), self.mesh, TRAINING)
-        self.replica.fill_weights(initial_weights(self.model, seed))
+        first = initial_weights(self.model, seed)
+        self.replica.fill_weights(apart(first) if self.model.experts else first)
         self._generator = np.random.default_rng(seed)
 
     @property

@@ -9,7 +9,7 @@ import torch
 
 from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
-from meshwright.train.model.initial import STD, draw, fill_piece, initial_weights
+from meshwright.train.model.initial import STD, apart, draw, fill_piece, initial_weights
 
 MODEL = Model(name="m", num_layers=8, hidden=64, ffn_hidden=256, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512)
 CPU = torch.device("cpu")
@@ -61,3 +61,12 @@ def test_a_piece_alone_begins_as_a_models_do() -> None:
     matrix, norm, bias = (piece.tensor for piece in pieces)
     assert matrix.std().item() == pytest.approx(STD, rel=0.1) and abs(matrix.mean().item()) < 0.01
     assert bool((norm == 1.0).all()) and bool((bias == 0.0).all())
+
+
+def test_weights_that_keep_tokens_apart_differ_in_the_table_alone() -> None:
+    for name in ("embed.weight", "head.weight", NAME):
+        plain, parted = (Piece(name=f"weights/{name}", shape=(512, 64), start=(0, 0), tensor=torch.empty(512, 64)) for _ in range(2))
+        initial_weights(MODEL, 1)(plain)
+        apart(initial_weights(MODEL, 1))(parted)
+        wanted = plain.tensor / STD if name == "embed.weight" else plain.tensor
+        torch.testing.assert_close(parted.tensor, wanted)

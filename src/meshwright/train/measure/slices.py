@@ -28,7 +28,7 @@ from meshwright.predict.layer_work import layers_alike
 from meshwright.train.kernels.runs import runs_of
 from meshwright.train.measure.clock import now_s, release, synchronize
 from meshwright.train.model.attention import Context
-from meshwright.train.model.initial import initial_weights
+from meshwright.train.model.initial import apart, initial_weights
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import NUMBERS, Replica
@@ -111,7 +111,8 @@ class Runner:
         self.device, self.num_layers = device, num_layers
         self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp), has_experts=model.experts is not None)
         self.replica = Replica(model, cut.workload, self.mesh, TRAINING)
-        first = initial_weights(cut.model, SEED)  # as training begins: what a router chooses depends on it
+        first = initial_weights(cut.model, SEED)
+        first = apart(first) if model.experts else first  # so that a router spreads tokens as one does in training
         self.replica.fill_base(first)
         self.replica.fill_weights(first)
         self.num_parameters = sum(piece.tensor.numel() for piece in self.replica.weights()) if cut.adapters else model.num_parameters

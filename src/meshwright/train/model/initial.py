@@ -13,6 +13,7 @@ from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 
 STD = 0.02
+TABLE = "embed.weight"
 ZEROS = ("bias", "sinks")  # tensors that begin with zeros; weights of norms begin with ones
 WRITERS = ("attention.o.weight", "mlp.down.weight", "mlp.experts.down.weight", "mlp.shared.down.weight")  # into the residual
 
@@ -35,6 +36,21 @@ def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
         piece.tensor.copy_(kept[name][spans])
 
     return fill
+
+
+def apart(fill: Callable[[Piece], None]) -> Callable[[Piece], None]:
+    """The same weights for a step that is only timed: the table of tokens has a standard deviation of 1.
+
+    With 0.02 attention makes tokens alike from layer to layer, and then a router that is not trained sends all of them to the same experts.
+    In training, balance losses or biases keep loads even.
+    """
+
+    def fill_and_part(piece: Piece) -> None:
+        fill(piece)
+        if piece.name.partition("/")[2] == TABLE:
+            piece.tensor.div_(STD)
+
+    return fill_and_part
 
 
 def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
