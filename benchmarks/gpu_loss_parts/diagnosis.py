@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-NUM_LINES = 25
+NUM_LINES = 35
 STACK_LINES = 60  # of one rank
 WAIT_S = 1.0
 CATCHES = 1 << (int(signal.SIGUSR2) - 1)  # in SigCgt of /proc/PID/status
@@ -22,7 +22,8 @@ def diagnosis(out: str, err: str, run: Path, ranks: Sequence[int], mps: Path | N
     """Everything, as text with headings."""
     parts = [
         ("the command's output", last(out)),
-        ("its errors", last(err)),
+        ("its errors, lines of meshwright", last("\n".join(line for line in err.splitlines() if line.startswith("meshwright")), 15)),
+        ("its errors, the last of all", last(err)),
         ("events of the run", last(text_of(run / "events.jsonl"), 12)),
         ("steps of the run", last(text_of(run / "steps.jsonl"), 2)),
         *((f"stacks kept: {path.name}", last(text_of(path), STACK_LINES)) for path in sorted((run / "stacks").glob("*.txt"))[-4:]),
