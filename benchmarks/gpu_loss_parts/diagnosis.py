@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-NUM_LINES = 25
-STACK_LINES = 60  # of one rank
+NUM_LINES = 35
+STACK_LINES = 100  # of one rank
+MOST_FRAMES = 16  # of one thread
+STARTS = (" in _bootstrap", " in _bootstrap_inner", 'threading.py", line 982 in run')
 WAIT_S = 1.0
 CATCHES = 1 << (int(signal.SIGUSR2) - 1)  # in SigCgt of /proc/PID/status
 
@@ -22,11 +24,12 @@ def diagnosis(out: str, err: str, run: Path, ranks: Sequence[int], mps: Path | N
     """Everything, as text with headings."""
     parts = [
         ("the command's output", last(out)),
-        ("its errors", last(err)),
+        ("its errors, lines of meshwright", last("\n".join(line for line in err.splitlines() if line.startswith("meshwright")), 15)),
+        ("its errors, the last of all", last(err)),
         ("events of the run", last(text_of(run / "events.jsonl"), 12)),
         ("steps of the run", last(text_of(run / "steps.jsonl"), 2)),
-        *((f"stacks kept: {path.name}", last(text_of(path), STACK_LINES)) for path in sorted((run / "stacks").glob("*.txt"))[-4:]),
-        *((f"process {pid}: {state_of(pid)}", last(stacks_of(pid), STACK_LINES)) for pid in ranks),
+        *((f"stacks kept: {path.name}", last(trimmed(text_of(path)), STACK_LINES)) for path in sorted((run / "stacks").glob("*.txt"))[-4:]),
+        *((f"process {pid}: {state_of(pid)}", last(trimmed(stacks_of(pid)), STACK_LINES)) for pid in ranks),
         ("the GPU", said(["nvidia-smi"], 40)),
         ("messages of the driver", xids()),
     ]
@@ -39,6 +42,16 @@ def diagnosis(out: str, err: str, run: Path, ranks: Sequence[int], mps: Path | N
 def last(text: str, number: int = NUM_LINES) -> str:
     """The last lines."""
     return "\n".join(line[:400] for line in text.splitlines()[-number:])
+
+
+def trimmed(stacks: str) -> str:
+    """Stacks without what is the same in every thread: how it was started. The innermost calls of each are left."""
+    found, depth = [], 0
+    for line in stacks.splitlines():
+        depth = depth + 1 if line.lstrip().startswith("File") else 0
+        if depth <= MOST_FRAMES and not line.endswith(STARTS):
+            found.append(line)
+    return "\n".join(line for line in found if line.strip())
 
 
 def text_of(path: Path) -> str:

@@ -51,6 +51,8 @@ class Mps:
         with suppress(OSError, subprocess.SubprocessError):
             asked = {"input": "quit\n", "text": True, "timeout": END_S, "capture_output": True}
             subprocess.run([CONTROL], env={**os.environ, **self.environment}, check=False, **asked)  # type: ignore[call-overload]
-        for name in ("nvidia-cuda-mps-control.pid", "nvidia-cuda-mps-server.pid"):
-            with suppress(OSError, ValueError):
-                os.kill(int((self.pipe / name).read_text()), signal.SIGKILL)
+        for entry in Path("/proc").iterdir():  # the daemon, and the server that it started, if they did not end
+            with suppress(OSError):
+                is_mps = entry.name.isdigit() and (entry / "comm").read_text().startswith("nvidia-cuda-mps")
+                if is_mps and str(self.pipe) in (entry / "environ").read_text(errors="replace"):
+                    os.kill(int(entry.name), signal.SIGKILL)

@@ -30,6 +30,7 @@ RESTART_EVERY, RESTART_TOKENS = 40, 512  # steps between checkpoints, so that no
 DRY_EVERY = 10
 RESTART_BATCH = 2
 STALL_S = 8.0
+SAYS_MORE = {"NCCL_DEBUG": "WARN", "TORCH_CPP_LOG_LEVEL": "INFO"}
 END_S = 20.0  # in which a run must stop when it is asked to
 SPARE_MIB = 256  # of the card's memory, which MPS may keep for itself
 
@@ -115,7 +116,8 @@ def started(folder: Path, plan: Path, options: list[str], *, shares: str, mps: P
     """`meshwright train --keep-going` in a session of its own. `shares`: mps, time or alone."""
     from small_run import start
 
-    environment: dict[str, str | None] = {"NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
+    # Torch's own notes say when communicators are aborted, and how long that takes.
+    environment: dict[str, str | None] = {name: os.environ.get(name, usual) for name, usual in SAYS_MORE.items()}
     if shares == "mps" and mps is not None:
         environment[PIPE] = str(mps)
     if shares == "time":

@@ -79,7 +79,7 @@ def test_a_part_that_breaks_leaves_the_next_one_its_turn(script: ModuleType) -> 
 
 
 def test_a_rank_that_hangs_says_where_it_is(script: ModuleType, tmp_path: Path) -> None:
-    from gpu_loss_parts.diagnosis import stacks_of
+    from gpu_loss_parts.diagnosis import stacks_of, trimmed
 
     from meshwright.train.elastic.pulse import Stacks
 
@@ -95,6 +95,7 @@ def test_a_rank_that_hangs_says_where_it_is(script: ModuleType, tmp_path: Path) 
             time.sleep(0.01)
         assert "test_a_rank_that_hangs_says_where_it_is" in stacks_of(child)
         assert stacks_of(os.getppid()) == "it writes no stacks"
+        assert 1 < len(trimmed(stacks_of(child)).splitlines()) <= 17
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
