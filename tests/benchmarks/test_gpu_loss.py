@@ -98,3 +98,14 @@ def test_a_rank_that_hangs_says_where_it_is(script: ModuleType, tmp_path: Path) 
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_process_goes_through_generations_without_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    variants = ["as-is", "no-kill-numbered"]
+    given = [sys.executable, str(FOLDER / "gpu_loss_parts" / "rejoin.py"), *variants, "--dry-run", "--out", str(tmp_path / "out.json")]
+    found = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120)
+    assert found.returncode == 0, found.stdout + found.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert {row["variant"]: row["ended"] for row in rows} == dict.fromkeys(variants, "ended well")
+    assert sum("kills itself" in note for row in rows for note in row["notes"]) == 2

@@ -119,6 +119,20 @@ def test_the_states_of_a_job(cluster):
     assert (failed.phase, failed.reason) == (FAILED, "too many restarts")
 
 
+def test_a_job_goes_on_while_a_pod_of_it_is_replaced(cluster):
+    one = engine()
+
+    def now(*pods: dict):
+        cluster.write("pods", json.dumps({"items": list(pods)}))
+        return one.state("first")
+
+    cluster.write("job", "{}")
+    assert now(pod(0, "Running"), pod(1, "Running")).phase == RUNNING
+    replaced = now(pod(0, "Running"), pod(1, "Failed"), pod(1, "Pending"))
+    assert (replaced.phase, replaced.reason) == (RUNNING, "1 of 2 pods")
+    assert now().phase == WAITING  # all were driven away: it waits to be admitted again
+
+
 def test_why_a_pod_does_not_start_is_told(cluster):
     pulls = pod(0, "Pending", containerStatuses=[{"state": {"waiting": {"reason": "ImagePullBackOff"}}}])
     assert said(cluster, pods=[pulls]).reason == "0 of 1 pods run: ImagePullBackOff"

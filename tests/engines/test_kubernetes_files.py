@@ -44,6 +44,7 @@ def is_known(value: dict) -> bool:
     return model_of(value["kind"]).from_dict(value).to_dict() == value
 
 
+LAST = {"JOB_INDEX": "1", "JOB_COMPLETION_INDEX": "3"}
 KUEUE = {"queue": "q", "priority": "p", "topology": "kueue", "rack_label": RACK}
 SITES = {
     "job": site(kind="job", node_selector={"x": "y"}, service_account="me", resources={"rdma/hca": "8"}),
@@ -113,10 +114,64 @@ def test_exclusive_placement_has_a_child_for_each_rack_and_numbers_pods_through(
     container = nodes["template"]["spec"]["template"]["spec"]["containers"][0]
     assert container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['jobset.sigs.k8s.io/job-index']"
     script = container["command"][2]
-    assert "--master-addr=first-nodes-0-0.first" in script
-    shell = script.replace("exec python3", "echo")
-    found = subprocess.run(["bash", "-c", shell], env={"JOB_INDEX": "1", "JOB_COMPLETION_INDEX": "3"}, text=True, capture_output=True)
-    assert "--node-rank=19 " in found.stdout and "--nnodes=32" in found.stdout
+    assert "--meet first-nodes-0-0.first:29500" in script
+    found = subprocess.run(["bash", "-c", script.replace("python3", "echo")], env=LAST, text=True, capture_output=True)
+    assert "--nodes 32 --node 19 " in found.stdout
+    *_, whole = objects(request_of(site=Site(**{**dict(SITES["jobset, exclusive"]), "restarts": 0})))
+    script = whole["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    found = subprocess.run(["bash", "-c", script.replace("exec python3", "echo")], env=LAST, text=True, capture_output=True)
+    assert "--node-rank=19 " in found.stdout and "--nnodes=32" in found.stdout and "first-nodes-0-0.first" in found.stdout
+
+
+def test_a_pod_that_is_lost_is_replaced_alone_and_the_first_one_ends_the_job(request_of):
+    *_, job = objects(request_of(site=SITES["job"]))
+    spec = job["spec"]
+    assert (
+        spec["backoffLimitPerIndex"] == 3 and "backoffLimit" not in spec and spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    )
+    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "FailJob", "FailIndex"]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # the policy of failed pods demands it
+    *_, jobset = objects(request_of(site=SITES["jobset"]))
+    child = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert child["podFailurePolicy"] == spec["podFailurePolicy"] and jobset["spec"]["successPolicy"]["operator"] == "Any"
+    assert jobset["spec"]["failurePolicy"] == {
+        "maxRestarts": 3, "rules": [{"name": "over", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }  # fmt: skip
+
+
+def test_all_pods_start_again_where_replicas_cannot_come_and_go(request_of):
+    *_, job = objects(request_of(site=Site(**{**dict(SITES["job"]), "restarts": 0})))
+    assert job["spec"]["backoffLimit"] == 96 and not {"backoffLimitPerIndex", "podFailurePolicy", "successPolicy"} & set(job["spec"])
+    text = kubernetes_files(request_of(site=Site(**{**dict(SITES["jobset"]), "restarts": 0})))[1].text
+    assert "torch.distributed.run" in text and "# After a fault the job ends, because restarts = 0 in the site file." in text
+
+
+def test_pods_wait_for_others_as_long_as_a_cluster_may_need_unless_the_user_says_otherwise(request_of):
+    def script(*options: str) -> str:
+        *_, job = objects(request_of(site=SITES["job"], options=options))
+        return str(job["spec"]["template"]["spec"]["containers"][0]["command"][2])
+
+    assert "--rendezvous-timeout 600 --keep-going" in script()
+    assert "--rendezvous-timeout=5 --keep-going" in script("--rendezvous-timeout=5") and "600" not in script("--rendezvous-timeout=5")
+
+
+@pytest.mark.parametrize(
+    "node, ends, code", [(0, "exit 0", 0), (0, "exit 1", 3), (0, "exit 2", 3), (0, "kill -9 $$", 137), (5, "exit 1", 1), (5, "exit 2", 2)]
+)
+def test_only_the_supervisor_that_leads_says_how_the_job_ends(tmp_path, node, ends, code):
+    (tmp_path / "supervisor").write_text(ends)
+    script = made.SUPERVISED.format(node=node, command=f"bash {tmp_path}/supervisor", over=made.OVER)
+    assert subprocess.run(["bash", "-c", script], capture_output=True).returncode == code
+
+
+def test_a_pod_that_is_asked_to_stop_waits_until_its_supervisor_has_saved(tmp_path):
+    (tmp_path / "supervisor").write_text("trap 'sleep 0.5; echo saved; exit 0' TERM\necho up\nwhile true; do sleep 0.1; done")
+    script = made.SUPERVISED.format(node=0, command=f"bash {tmp_path}/supervisor", over=made.OVER)
+    pod = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert pod.stdout is not None and pod.stdout.readline() == "up\n"
+    pod.terminate()
+    with pod.stdout:
+        assert pod.wait(20) == 0 and pod.stdout.read() == "saved\n"
 
 
 def test_a_pod_has_its_plan_its_gpus_and_its_mounts(request_of):

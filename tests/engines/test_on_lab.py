@@ -118,20 +118,24 @@ def test_a_job_that_is_cancelled_from_outside_is_said_to_be(lab, tmp_path):
 DEATH = ["--steps", "40", "--checkpoint-every", "5"]
 
 
+def awaited_steps(steps: Path, count: int) -> None:
+    until_s = time.monotonic() + 180
+    while not steps.exists() or len(steps.read_text().splitlines()) < count:
+        assert time.monotonic() < until_s, "the run makes no steps"
+        time.sleep(0.5)
+
+
 @pytest.mark.long
-def test_a_job_whose_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
+def test_a_job_whose_first_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
     plan = planned(lab, tmp_path, "dp=2,mbs=1", "--gpus", "2")
     steps = tmp_path / "runs" / "death" / "steps.jsonl"
     submitted = lab.launch(plan, "--on", "slurm", "--name", "death", options=DEATH)
     assert submitted.returncode == 0, submitted.stderr
-    until_s = time.monotonic() + 120
-    while (not steps.exists() or len(steps.read_text().splitlines()) < 12) and time.monotonic() < until_s:
-        time.sleep(0.5)
-    nodes = lab.on_login("squeue", "--noheader", "--format=%N").stdout.strip()
-    rack = nodes[:2]
-    assert lab.call("lab", "host", f"{rack}h1", "--down", "--name", lab.name).returncode == 0
+    awaited_steps(steps, 12)
+    rack = lab.on_login("squeue", "--noheader", "--format=%N").stdout.strip()[:2]
+    assert lab.call("lab", "host", f"{rack}h0", "--down", "--name", lab.name).returncode == 0
     done = lab.launch(plan, "--on", "slurm", "--name", "death", "--follow", options=DEATH)
-    lab.call("lab", "host", f"{rack}h1", "--up", "--name", lab.name)
+    lab.call("lab", "host", f"{rack}h0", "--up", "--name", lab.name)
     assert done.returncode == 0, done.stderr + done.stdout
     other = {"r0": "r1", "r1": "r0"}[rack]
     assert f"running on 2 nodes: {other}h[0-1]" in done.stdout
@@ -141,14 +145,49 @@ def test_a_job_whose_node_dies_is_requeued_elsewhere_and_resumes(lab, tmp_path):
 
 
 @pytest.mark.long
+def test_a_job_goes_on_without_a_node_that_dies_and_one_more_node_takes_its_place(lab, tmp_path):
+    plan = planned(lab, tmp_path, "dp=2,zero=1,mbs=1", "--gpus", "2")
+    run = tmp_path / "runs" / "alone"
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        lines = (run / "events.jsonl").read_text().splitlines() if (run / "events.jsonl").exists() else []
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def awaited(kind: str, reason: str) -> None:
+        until_s = time.monotonic() + 180
+        while not [event for event in events(kind) if event["reason"] == reason]:
+            assert time.monotonic() < until_s, events(kind)
+            time.sleep(0.2)
+
+    submitted = lab.launch(plan, "--on", "slurm", "--name", "alone", options=["--steps", "4000"])
+    assert submitted.returncode == 0, submitted.stderr
+    awaited_steps(run / "steps.jsonl", 5)
+    rack = lab.on_login("squeue", "--noheader", "--format=%N").stdout.strip()[:2]
+    assert lab.call("lab", "host", f"{rack}h1", "--down", "--name", lab.name).returncode == 0
+    awaited("incident", "node")
+    added = lab.on_login("sbatch", "--parsable", str(tmp_path / "jobs" / "alone" / "spare.sbatch"))
+    assert added.returncode == 0, added.stderr
+    awaited("membership", "joined")
+    lab.call("lab", "host", f"{rack}h1", "--up", "--name", lab.name)
+    lab.on_login("scancel", "--name=alone")
+    until_s = time.monotonic() + 90
+    while lab.on_login("squeue", "--noheader").stdout and time.monotonic() < until_s:
+        time.sleep(0.5)
+    (incident,) = events("incident")
+    assert incident["action"] == "went on with 1 of 2 replicas" and incident["num_lost_steps"] <= 1
+    last = json.loads((run / "steps.jsonl").read_text().splitlines()[-1])["step"]
+    assert (run / "checkpoints" / f"step-{last:08d}").is_dir()  # it was saved when it was cancelled
+    assert lab.on_login("squeue", "--noheader").stdout == ""  # the node that was added has ended with the run
+    assert " Restarts=0 " in lab.on_login("scontrol", "show", "job", submitted.stdout.split()[-1]).stdout
+
+
+@pytest.mark.long
 def test_a_job_whose_nodes_are_taken_by_an_urgent_one_is_queued_again_and_resumes(lab, tmp_path):
     plan = planned(lab, tmp_path, "pp=2,dp=2,mbs=1")
     steps = tmp_path / "runs" / "pushed" / "steps.jsonl"
     submitted = lab.launch(plan, "--on", "slurm", "--name", "pushed", options=DEATH)
     assert submitted.returncode == 0, submitted.stderr
-    until_s = time.monotonic() + 120
-    while (not steps.exists() or len(steps.read_text().splitlines()) < 7) and time.monotonic() < until_s:
-        time.sleep(0.5)
+    awaited_steps(steps, 7)
     urgent = lab.on_login(
         "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "sleep 5"
     )

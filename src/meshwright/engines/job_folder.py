@@ -15,6 +15,7 @@ from meshwright.engines.request import (
     ALLOCATED_FILE,
     BAD_FILE,
     HOSTS_FILE,
+    NODES_FILE,
     PLACED_FILE,
     PLACING_FILE,
     PLAN_FILE,
@@ -25,7 +26,7 @@ from meshwright.engines.request import (
     JobFile,
     Request,
 )
-from meshwright.engines.seating import hosts_text, racks_of_site, racks_of_slurm, ranks_text
+from meshwright.engines.seating import hosts_text, nodes_text, racks_of_site, racks_of_slurm, ranks_text
 from meshwright.engines.shape import Shape
 from meshwright.engines.site import read_site
 from meshwright.errors import InputError
@@ -99,6 +100,7 @@ def place(folder: Path) -> Placed:
     found = placed(plan, allocated, racks, bad)
     shape = Shape.of(found.plan)
     write_whole(folder / HOSTS_FILE, hosts_text(shape, found.seating.hosts))
+    write_whole(folder / NODES_FILE, nodes_text(found.seating))
     write_whole(folder / RANKS_FILE, ranks_text(shape, found.seating))
     write_whole(folder / PLACED_FILE, plan_bytes(found.plan))
     write_whole(folder / PLACING_FILE, "\n".join([found.seating.words, *([found.change] if found.change else []), ""]))

@@ -26,6 +26,7 @@ class Kubernetes:
 
     def __init__(self, name: str, kind: str, namespace: str) -> None:
         self.name, self.kind, self.namespace = name, kind, namespace
+        self._has_run = False  # since then a pod that is replaced does not make it a job that waits
 
     def _call(self, *words: str) -> Answer:
         return call(["kubectl", f"--namespace={self.namespace}", *words], KUBERNETES)
@@ -108,12 +109,15 @@ class Kubernetes:
         for name, phase in ENDS.items():
             if name in conditions:
                 return State(phase=phase, reason=conditions[name].get("message", name), nodes=nodes)
-        num_up = sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
-        if pods and num_up == len(pods):
-            return State(phase=RUNNING, reason=f"{num_up} pods", nodes=nodes)
+        living = [pod for pod in pods if _phase(pod) != "Failed"]  # one that has failed is kept beside the pod that replaces it
+        num_up = sum(_phase(pod) in ("Running", "Succeeded") for pod in living)
+        self._has_run = bool(living) and (self._has_run or num_up == len(living))
+        if self._has_run and num_up:
+            nodes = tuple(sorted({node for pod in living if (node := pod.get("spec", {}).get("nodeName"))}))
+            return State(phase=RUNNING, reason=f"{num_up} of {len(living)} pods", nodes=nodes)
         if "Suspended" in conditions:
             return State(phase=WAITING, reason=conditions["Suspended"].get("message") or "suspended: it waits to be admitted")
-        return State(phase=WAITING, reason=f"{num_up} of {len(pods)} pods run{_trouble(pods)}", nodes=nodes)
+        return State(phase=WAITING, reason=f"{num_up} of {len(living)} pods run{_trouble(living)}", nodes=nodes)
 
     def _pods(self, job: str) -> list[dict[str, Any]]:
         answer = self._call("get", "pods", f"--selector=app.kubernetes.io/instance={job}", "--output=json")
@@ -132,7 +136,7 @@ class Kubernetes:
 
     def read(self, path: Path, offset: int) -> bytes:
         """The file, as the first pod sees it."""
-        first = next((pod["metadata"]["name"] for pod in self._pods(self.name) if _is_first(pod)), "")
+        first = next((pod["metadata"]["name"] for pod in self._pods(self.name) if _is_first(pod) and _phase(pod) == "Running"), "")
         if not first:
             return b""
         answer = self._call("exec", first, "--", "sh", "-c", f'tail -c +{offset + 1} "$0" | head -c {MOST_BYTES}', str(path))
@@ -141,6 +145,10 @@ class Kubernetes:
     def by_hand(self, job: str) -> str:
         """The command with which a user ends the job."""
         return f"kubectl --namespace={self.namespace} delete {RESOURCES[self.kind]}/{job} configmap/{job}-plan secret/{job}-secret"
+
+
+def _phase(pod: dict[str, Any]) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
 
 
 def _is_first(pod: dict[str, Any]) -> bool:

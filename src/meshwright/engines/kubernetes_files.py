@@ -1,13 +1,16 @@
 """The manifests of a job on Kubernetes: an indexed Job, a JobSet or a Kubeflow TrainJob, as YAML.
 
-A pod is a node; torchrun in it starts the ranks. The index of a pod is the node of the plan, so pods must be in racks in the order of their
-indexes: Kueue's topology-aware scheduling does this by slices, a JobSet by one child for each rack with exclusive placement.
+A pod is a node. Where replicas may come and go, it runs the supervisor of that node: a pod that is lost is replaced alone, and joins again,
+and the first pod decides how the job ends. Otherwise torchrun in it starts the ranks. The index of a pod is the node of the plan, so pods
+must be in racks in the order of their indexes: Kueue's topology-aware scheduling does this by slices, a JobSet by one child for each rack
+with exclusive placement.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # room for what a JobSet 
 MOST_PLAN_BYTES = 1_000_000  # a ConfigMap holds 1 MiB
 PLAN_FOLDER, SECRET_FOLDER = "/etc/meshwright", "/run/meshwright"
 GRACE_S = 90  # to save before a pod is ended
+MEET_S = 600  # in which all pods are placed and have their image, and another one for a pod that was lost
+OVER = 3  # how the first pod ends a run that failed: no pod is tried again then
+REFUSED = 2  # wrong input stays wrong
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 KUEUE = "kueue.x-k8s.io"
 
@@ -35,7 +41,7 @@ def kubernetes_files(request: Request) -> list[JobFile]:
     _check(request)
     kind = request.site.kubernetes.kind
     made = {"job": _job_objects, "jobset": _jobset_objects, "trainjob": _trainjob_objects}[kind](request)
-    top = comments(["Made by meshwright launch.", *origin(request.plan), request.shape.words])
+    top = comments(["Made by meshwright launch.", *origin(request.plan), request.shape.words, request.after_a_fault])
     return [JobFile(PLAN_OBJECT_FILE, yaml_text(_plan_object(request))), JobFile(JOB_FILE, "\n".join([*top, yaml_text(*made)]))]
 
 
@@ -136,8 +142,25 @@ def _job_objects(request: Request) -> list[Object]:
 
 
 def _job_spec(request: Request, count: int, pod: Object) -> Object:
+    spec: Object = {"completionMode": "Indexed", "completions": count, "parallelism": count}
+    if request.keeps_going:
+        return {**spec, **_alone(request), "template": pod}
     restarts = request.site.kubernetes.max_restarts if request.site.kubernetes.kind == "job" else 0
-    return {"completionMode": "Indexed", "completions": count, "parallelism": count, "backoffLimit": restarts * count, "template": pod}
+    return {**spec, "backoffLimit": restarts * count, "template": pod}
+
+
+def _alone(request: Request) -> Object:
+    """How pods are replaced one by one, as often as the site allows for each; those that were driven from their node do not count."""
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [OVER]}},
+        {"action": "FailIndex", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [REFUSED]}},
+    ]
+    return {
+        "backoffLimitPerIndex": request.site.restarts,
+        "podFailurePolicy": {"rules": rules},
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+    }
 
 
 def _jobset_objects(request: Request) -> list[Object]:
@@ -153,11 +176,23 @@ def _jobset_objects(request: Request) -> list[Object]:
     annotations = {EXCLUSIVE: kubernetes.rack_label} if is_exclusive else {}
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": kubernetes.max_restarts},
+        **_ends_of_a_jobset(request),
         "replicatedJobs": [{"name": NODES, "replicas": replicas, "template": {"spec": _job_spec(request, pods, pod)}}],
     }
     metadata = _meta(request, name, labels=_queue_labels(request), annotations=annotations)
     return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}]
+
+
+def _ends_of_a_jobset(request: Request) -> Object:
+    """What ends a JobSet, and what starts all its pods again."""
+    failure: Object = {"maxRestarts": request.site.kubernetes.max_restarts}
+    if not request.keeps_going:
+        return {"failurePolicy": failure}
+    over = {"name": "over", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {
+        "successPolicy": {"operator": "Any", "targetReplicatedJobs": [NODES]},
+        "failurePolicy": {**failure, "rules": [over]},
+    }
 
 
 def _trainjob_objects(request: Request) -> list[Object]:
@@ -220,19 +255,35 @@ def _pod(request: Request, *, node: str, address: str, subdomain: str = "") -> O
     }
 
 
+# The first process of a container hears no signal that it does not ask for, so the shell hands them on.
+SUPERVISED = """\
+NODE={node} supervisor=
+trap 'kill -TERM $supervisor' TERM
+{command} &
+supervisor=$!
+until wait "$supervisor"; code=$?; ! kill -0 "$supervisor" 2> /dev/null; do :; done
+if [ "$NODE" = 0 ] && [ "$code" -gt 0 ] && [ "$code" -lt 128 ]; then exit {over}; fi  # the run is over; after a signal it goes on
+exit "$code"
+"""
+
+
 def _script(request: Request, node: str, address: str) -> str:
     """What a pod runs."""
-    shape = request.shape
-    command = request.torchrun(
-        f"{PLAN_FOLDER}/{PLAN_FILE}",
-        f"{SECRET_FOLDER}/{SECRET_FILE}",
-        num_nodes=shape.num_nodes,
-        num_local=shape.ranks_per_node,
-        node=node,
-        address=address,
-        port=request.site.port or USUAL_PORT,
-    )
+    shape, port = request.shape, request.site.port or USUAL_PORT
+    files = f"{PLAN_FOLDER}/{PLAN_FILE}", f"{SECRET_FOLDER}/{SECRET_FILE}"
+    if request.keeps_going:
+        command = _patient(request).supervised(*files, node='"$NODE"', address=address, port=port)
+        return "\n".join([*request.site.setup, SUPERVISED.format(node=node, command=command, over=OVER)])
+    command = request.torchrun(*files, num_nodes=shape.num_nodes, num_local=shape.ranks_per_node, node=node, address=address, port=port)
     return "\n".join([*request.site.setup, f"exec {command}", ""])
+
+
+def _patient(request: Request) -> Request:
+    """The request with time for pods to be placed and to fetch their image, unless the user gives one."""
+    name = "--rendezvous-timeout"
+    if any(word.partition("=")[0] == name for word in request.options):
+        return request
+    return replace(request, options=(*request.options, name, str(MEET_S)))
 
 
 def _resources(request: Request) -> Object:

@@ -16,6 +16,7 @@ from meshwright.storage import Location
 PLAN_FILE, PLACED_FILE, SITE_FILE, HOSTS_FILE, RANKS_FILE = "plan.json", "placed.json", "site.toml", "hosts", "ranks.csv"
 ALLOCATED_FILE, TOPOLOGY_FILE, BAD_FILE, OUTPUT_FILE = "allocated", "topology", "bad-nodes.json", "output.log"
 SECRET_FILE, PLACING_FILE = "secret", "placing.txt"
+NODES_FILE = "nodes"  # each node once: those of the plan in its order, and spares
 USUAL_PORT = 29500
 
 
@@ -58,16 +59,36 @@ class Request:
         layout = self.plan.layout
         return bool(self.site.restarts) and layout.dp > 1 and self.shape.num_nodes > 1 and self.plan.model.experts is None
 
+    @property
+    def after_a_fault(self) -> str:
+        """What becomes of the run when a rank or a node fails, in a sentence."""
+        if self.keeps_going:
+            return "Each node has a supervisor: replicas that are lost do not end the others."
+        why = (
+            "restarts = 0 in the site file"
+            if not self.site.restarts
+            else "the plan has one replica"
+            if self.plan.layout.dp == 1
+            else "the plan has one node"
+            if self.shape.num_nodes == 1
+            else "ranks of several replicas share the experts of the model"
+        )
+        again = "all ranks are started again from the newest checkpoint" if self.site.restarts else "the job ends"
+        return f"After a fault {again}, because {why}."
+
     def train(self, plan: str, secret: str = "") -> list[str]:
         """The words of the training command of every rank, after the name of Python; `secret` is the file of the job's secret."""
         given = ["--name", self.name, "--runs", str(self.runs), "--resume-if-exists", *(["--secret", secret] if secret else [])]
         return ["-m", "meshwright", "train", plan, *given, *self.options]
 
-    def supervised(self, plan: str, secret: str, *, node: str, address: str, port: int | str) -> str:
-        """The shell command that starts the supervisor of one node; `node`, `address` and `port` are in the shell's own words."""
+    def supervised(self, plan: str, secret: str, *, node: str, address: str, port: int | str, num_nodes: str = "") -> str:
+        """The shell command that starts the supervisor of one node; `node`, `address`, `port` and `num_nodes` are in the shell's own words.
+
+        `num_nodes` is given where the plan may be another one by then.
+        """
         again = ["--keep-going"] if "--keep-going" not in self.options else []
-        trained = [self.site.python, *self.train(plan, secret), *again, "--nodes", str(self.shape.num_nodes)]
-        return f"{shlex.join(trained)} --node {node} --meet {address}:{port}"
+        trained = [self.site.python, *self.train(plan, secret), *again]
+        return f"{shlex.join(trained)} --nodes {num_nodes or self.shape.num_nodes} --node {node} --meet {address}:{port}"
 
     def torchrun(self, plan: str, secret: str, *, num_nodes: int, num_local: int | str, node: str, address: str, port: int | str) -> str:
         """The shell command that starts the ranks of one node; `node`, `address` and `port` are in the shell's own words."""

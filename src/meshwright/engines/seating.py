@@ -94,6 +94,11 @@ def hosts_text(shape: Shape, hosts: Sequence[str]) -> str:
     return "\n".join([*(hosts[node] for node in shape.rank_nodes), ""])
 
 
+def nodes_text(seating: Seating) -> str:
+    """Every node that has a supervisor, a line each: those of the plan in its order, and spares."""
+    return "\n".join([*seating.hosts, *seating.spares, ""])
+
+
 def ranks_text(shape: Shape, seating: Seating) -> str:
     """The place of every rank as CSV: its host, rack and slot, and its coordinates in the layout."""
     columns = rank_map(shape.plan.layout, shape.plan.cluster).columns

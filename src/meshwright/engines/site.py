@@ -186,7 +186,8 @@ class Site(Section):
         default=3,
         ge=0,
         le=1000,
-        description="How often ranks that crash or hang are started again within the job, from the newest checkpoint.",
+        description="How often ranks that crash or hang are started again within the job; with a supervisor on each node, how often "
+        "each supervisor is.",
         examples=[10],
     )
     slurm: SlurmSite = Field(default=SlurmSite(), description="Slurm's own keys.")

@@ -1,7 +1,8 @@
 """The batch script of a job on Slurm.
 
 The script first puts the ranks on the nodes that Slurm has allocated (`meshwright launch --place`): their names are known only then. It
-starts one task a rank, with the arbitrary distribution of a host file, so that every rank is where the plan has it.
+starts one supervisor a node where replicas may come and go (`slurm_supervisors`), and otherwise one task a rank, with the arbitrary
+distribution of a host file, so that every rank is where the plan has it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ from meshwright.engines.request import (
     Request,
     comments,
     exports,
+)
+from meshwright.engines.slurm_supervisors import (
+    SPARE_FILE,
+    SUPERVISOR_FILE,
+    WATCH_FILE,
+    spare_script,
+    supervised,
+    supervisor_script,
+    watch_script,
 )
 from meshwright.errors import InputError
 from meshwright.plan.export.heading import origin
@@ -52,8 +62,16 @@ start() {  # HOSTS COMMAND: one process for each line of the file HOSTS
 
 
 def slurm_files(request: Request) -> list[JobFile]:
-    """The batch script."""
-    return [JobFile(SCRIPT_FILE, batch_script(request))]
+    """The batch script, and what it starts on each node."""
+    script = JobFile(SCRIPT_FILE, batch_script(request))
+    if not request.keeps_going:
+        return [script]
+    return [
+        script,
+        JobFile(SUPERVISOR_FILE, supervisor_script(request)),
+        JobFile(WATCH_FILE, watch_script(request)),
+        JobFile(SPARE_FILE, spare_script(request, spare_options(request), _step_options(request))),
+    ]
 
 
 def batch_script(request: Request) -> str:
@@ -63,28 +81,32 @@ def batch_script(request: Request) -> str:
         shlex.quote(site.python),
         {name: shlex.quote(str(folder / name)) for name in (ALLOCATED_FILE, TOPOLOGY_FILE, HOSTS_FILE)},
     )
-    trained = shlex.join([site.python, *request.train(str(folder / PLACED_FILE), str(folder / SECRET_FILE))])
     port = str(site.port) if site.port else f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
     lines = [
         "#!/bin/bash",
-        *comments(["Made by meshwright launch.", *origin(request.plan), request.shape.words]),
+        *comments(["Made by meshwright launch.", *origin(request.plan), request.shape.words, request.after_a_fault]),
         *(f"#SBATCH {option}" for option in sbatch_options(request)),
         "",
         "set -euo pipefail",
         *exports(site),
         f"PORT={port}",
-        f"export REFUSED={shlex.quote(str(folder / REFUSED_FILE))}",
-        "",
-        _start(request),
+        *(_start(request) if site.examine or not request.keeps_going else []),
         "",
         f"rm -f {shlex.quote(str(folder / PLACING_FILE))}  # of an earlier start, on other nodes",
         f'scontrol show hostnames "$SLURM_JOB_NODELIST" > {where[ALLOCATED_FILE]}',
         f"scontrol show topology > {where[TOPOLOGY_FILE]} 2>/dev/null || true",
         *(_examination(request) if site.examine else []),
         f"{python} -m meshwright launch --on slurm --place {shlex.quote(str(folder))}",
-        *_attempts(site.restarts, f"start {where[HOSTS_FILE]} {trained}"),
+        *(supervised(request, _step_options(request), _address(request)) if request.keeps_going else _trained(request)),
     ]
     return "\n".join([*lines, ""])
+
+
+def _trained(request: Request) -> list[str]:
+    """Lines that train with one task a rank."""
+    folder = request.folder
+    words = [request.site.python, *request.train(str(folder / PLACED_FILE), str(folder / SECRET_FILE))]
+    return _attempts(request.site.restarts, f"start {shlex.quote(str(folder / HOSTS_FILE))} {shlex.join(words)}")
 
 
 def _attempts(restarts: int, command: str) -> list[str]:
@@ -100,17 +122,28 @@ def _attempts(restarts: int, command: str) -> list[str]:
     ]
 
 
-def _start(request: Request) -> str:
+def _start(request: Request) -> list[str]:
+    """Lines that define how ranks are started."""
+    refused = shlex.quote(str(request.folder / REFUSED_FILE))
+    return [f"export REFUSED={refused}", "", RANKS.replace("ADDRESS", _address(request)).replace("OPTIONS", _step_options(request))]
+
+
+def _step_options(request: Request) -> str:
+    """Options of srun for what computes, after a space."""
     site = request.site
     options = " --gpu-bind=none" if request.shape.needs_gpus else ""
     if site.container:
         mounts = f" --container-mounts={shlex.quote(','.join(site.mounts))}" if site.mounts else ""
         options += f" --container-image={shlex.quote(site.container)}{mounts}"
-    address = "$first"
-    if site.network_interface:  # the name of a node may lead to another network
-        shown = f"ip -4 -o addr show dev {shlex.quote(site.network_interface)}"
-        address = f'$(srun --nodes=1 --ntasks=1 --nodelist="$first" {shown} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')'
-    return RANKS.replace("ADDRESS", address).replace("OPTIONS", options)
+    return options
+
+
+def _address(request: Request) -> str:
+    """The address of the node `$first`, in the shell's words: its name may lead to another network than the site's."""
+    if not request.site.network_interface:
+        return "$first"
+    shown = f"ip -4 -o addr show dev {shlex.quote(request.site.network_interface)}"
+    return f'$(srun --nodes=1 --ntasks=1 --nodelist="$first" {shown} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')'
 
 
 def _examination(request: Request) -> list[str]:
@@ -148,7 +181,16 @@ def sbatch_options(request: Request) -> list[str]:
         "signal": f"TERM@{SAVE_S}" if site.time_limit else "",
     }
     options = [f"--{name}={shlex.quote(value)}" for name, value in named.items() if value]
-    return [*options, *_racks(request), "--requeue", *(["--exclusive"] if slurm.exclusive else []), *slurm.options]
+    again = ["--requeue", *(["--no-kill"] if request.keeps_going else [])]  # a node that is lost takes only its replicas along
+    return [*options, *_racks(request), *again, *(["--exclusive"] if slurm.exclusive else []), *slurm.options]
+
+
+def spare_options(request: Request) -> list[str]:
+    """The options of sbatch for one more node."""
+    left_out = ("nodes", "nodelist", "switches", "segment", "requeue", "no-kill", "job-name")
+    kept = [option for option in sbatch_options(request) if option.removeprefix("--").partition("=")[0] not in left_out]
+    name = re.sub(r"\s", "-", request.name)
+    return [f"--job-name={shlex.quote(f'{name}-spare')}", "--nodes=1", "--no-requeue", *kept]
 
 
 def _gres(request: Request) -> str:

@@ -6,19 +6,22 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.train.elastic.member import BOUNDARY, COME, HANG, LOST, READY, UNCOVERED, Member
+from meshwright.train.elastic.member import BOUNDARY, COME, HANG, LOST, READY, UNCOVERED, Member, wait_for_all
 from meshwright.train.elastic.supervisor import Supervisor, staying
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import Child, Failure, forked
+from meshwright.train.membership import layout_with
 
 TWO = Layout(dp=2)
 
@@ -125,6 +128,60 @@ def test_a_rank_that_comes_late_to_a_generation_or_not_at_all_says_where_it_is(
     said = capsys.readouterr().err
     assert (supervisor.generation, kept) == (last, [(1, 1)])
     assert "in comes_late" in said and "(stacks/a.txt)" in said and told in said
+
+
+class Fatal(dist.Store):
+    """A store for which the process ends once it has written something: the address at which others reach it."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+    def wait(self, *arguments: Any) -> None:
+        self._store.wait(*arguments)
+
+    def clone(self) -> dist.Store:
+        return self
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_waits_for_a_dead_one_to_connect_comes_to_the_next_generation(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
+    """One of two gloo ranks waits for the other one to connect, and heard of nothing; which one it is depends on their addresses."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    reasons: list[str] = []
+
+    def body(member: Member) -> None:
+        member.listen()
+        member.say(READY)
+        announced = member.next(30.0)
+        while announced is not None:
+            with suppress(RuntimeError, ValueError):
+                place = member.place(announced, layout_with(TWO, len(announced.replicas)))
+                member.say(COME, str(announced.generation))
+                wait_for_all(place)
+                store = Fatal(place.store) if announced.generation == 0 and member.replica == victim else place.store
+                dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.num_ranks)
+                dist.barrier()
+                if announced.generation == 2:
+                    return
+                while announced.generation == member.newest and not member.wants_change():
+                    time.sleep(0.01)
+                member.say(BOUNDARY, "3")
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            announced = member.next(30.0)
+
+    begun_s = time.monotonic()
+    found = supervised(body, lambda failure: reasons.append(failure.reason) or judged(failure))
+    assert (*found, reasons) == (0, None, 2, ["signal"])
+    assert time.monotonic() - begun_s < 14.0, "sooner than the supervisor would have ended it"
 
 
 def test_a_lost_connection_without_a_death_connects_the_ranks_anew() -> None:

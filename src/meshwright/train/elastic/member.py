@@ -16,9 +16,10 @@ import os
 import queue
 import signal
 import socket
+import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -36,8 +37,10 @@ CUT_AGAIN_S = 0.1  # connections that are being made while the others are cut ar
 # The same for those to the store. Torch tries to make one again when it is cut meanwhile, and waits longer each time, up to many seconds:
 # on a busy machine every attempt would be cut.
 STORE_AGAIN_S = 1.0
+CONNECT_S = 0.5
+GLOO_NUMBER = struct.Struct("q")  # what a gloo rank sends first to one that it connects to
 ABORT_S = 10.0  # in which communicators must have been aborted
-LISTENERS_S = 2.0  # after which a main thread that is still not back may wait for a rank to connect: NCCL, while it makes a communicator
+LISTENERS_S = 0.5  # after which a main thread that is still not back may wait for a rank to connect, which has gone
 STORE_S = 60.0
 # Settings of torch's NCCL backend, and of NCCL. By default a thread of torch ends the whole process when a communicator fails; the thread
 # that finds the failure first sleeps for a minute, so that others can dump traces, and holds a lock meanwhile that the main thread needs
@@ -90,6 +93,7 @@ class Member:
     host: str = LOCALHOST  # of the store
     has_others: bool = False  # whether ranks of the run may be on other nodes
     is_gpu: bool = False  # whether it exchanges over NCCL
+    num_ranks: int = 1  # of the generation that it is in
     heard: Connection
     said: Connection
     pulse: Pulse = field(default_factory=Pulse)  # by which the supervisor sees that this process runs
@@ -149,7 +153,7 @@ class Member:
         name = f"generation {announced.generation}"
         store = dist.TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
         with self._cutting:
-            self.is_inside = True
+            self.is_inside, self.num_ranks = True, layout.num_ranks
         if self.newest > self.current:  # it was not cut off before, because a store to which a connection is cut is tried again, and again
             raise RuntimeError("a newer generation was announced meanwhile")
         return Place(
@@ -198,7 +202,10 @@ class Member:
                 cuts_store = not now_s - self._store_cut_s < STORE_AGAIN_S
                 self._store_cut_s = now_s if cuts_store else self._store_cut_s
                 abort_communicators()
-                cut_connections(listening=self.is_gpu and now_s - self._cut_s > LISTENERS_S, spared_port=None if cuts_store else self.port)
+                may_listen = now_s - self._cut_s > LISTENERS_S
+                cut_connections(listening=may_listen and self.is_gpu, spared_port=None if cuts_store else self.port)
+                if may_listen and cuts_store and not self.is_gpu:
+                    connect_in_place_of_others(self.num_ranks)
 
 
 def abort_communicators() -> bool:
@@ -242,16 +249,38 @@ def cut_connections(*, listening: bool = False, spared_port: int | None = None) 
     With `listening` also those at which it waits for others to connect: never with gloo, which aborts the process then. Connections to the
     `spared_port` of another process stay.
     """
+    for connection in _network_sockets():
+        with suppress(OSError):
+            port = _port_beyond(connection)
+            if port != spared_port and (port or listening):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def connect_in_place_of_others(num_ranks: int) -> None:
+    """Connect to whatever waits in this process for other ranks to connect.
+
+    Two gloo ranks that make a group agree by their addresses on which of them connects to the other one. That one may have died, and the
+    first would wait for it, through everything, for five times the limit of a collective. So something comes in the other's place and says
+    its number in the group; the group is made, and the first exchange in it fails.
+    """
+    for listener in _network_sockets():
+        with suppress(OSError):
+            if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            for number in range(num_ranks + 1):
+                with socket.create_connection(listener.getsockname()[:2], timeout=CONNECT_S) as coming:
+                    coming.sendall(GLOO_NUMBER.pack(number))
+
+
+def _network_sockets() -> Iterator[socket.socket]:
+    """The sockets of this process; each is closed afterwards, and stays open where it is used."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError, ValueError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                port = _port_beyond(connection)
-                if port != spared_port and (port or listening):
-                    connection.shutdown(socket.SHUT_RDWR)
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    yield found
 
 
 def _port_beyond(connection: socket.socket) -> int:
