@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -39,6 +39,9 @@ from h200_parts.child import Clock, Results, run, run_together, say
 
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import MeshwrightError
+
+if TYPE_CHECKING:
+    from h200_parts.forecast import Machine
 
 NOTHING = "nothing was measured, and nothing is claimed"
 DRY = "dry run on the processor with a tiny model: the code runs, the figures mean nothing"
@@ -235,14 +238,19 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     cases = chosen(given.case, (*ASKED, *OTHERS), is_dry=given.dry_run)
     machine = Machine.of(given.profile, given.device)
     for case in cases:
-        setting = settings(case, "ours")[0]
-        row = machine.forecast(setting)
-        results.add("predicted", {"case": case.name, "words": setting.words, **row})
-        outcome = row.get("refused") or f"{1e3 * row['step_s']:.1f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
-        say(f"{case.name}: predicted {outcome}")
+        _foretell(case, machine, results)
     for case in cases[::-1]:  # those that were never run before come first
         _timed("ours", case, given, results, clock, "measured", None)
     _show("Prediction", tables.predict_table(results.content), results)
+
+
+def _foretell(case: Case, machine: Machine, results: Results) -> None:
+    """Forecasts of a case with each setting that our trainer tries."""
+    for setting in settings(case, "ours"):
+        row = machine.forecast(setting)
+        results.add("predicted", {"case": case.name, "words": setting.words, "recompute": setting.recompute, **row})
+        outcome = row.get("refused") or f"{1e3 * row['step_s']:.1f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
+        say(f"{case.name}, {setting.recompute} recompute: predicted {outcome}")
 
 
 def forecast(given: argparse.Namespace, results: Results, clock: Clock) -> None:
@@ -261,9 +269,7 @@ def forecast(given: argparse.Namespace, results: Results, clock: Clock) -> None:
         say(f"  not timed: {what}")
     machine = Machine.of(given.profile, given.device)
     for case in cases:
-        for setting in settings(case, "ours"):
-            row = machine.forecast(setting)
-            results.add("predicted", {"case": case.name, "words": setting.words, "recompute": setting.recompute, **row})
+        _foretell(case, machine, results)
     _show("Forecast", tables.predict_table(results.content), results)
 
 

@@ -230,6 +230,7 @@ def compiled_router(device: torch.device, seed: int) -> Checks:
     """The norm with the router as one compiled piece without a break, which is how the trainer runs it, against the same as written."""
     block = Block(LAYER, 0)
     _filled(block.mlp, device, torch.bfloat16)
+    torch.nn.init.ones_(block.mlp_norm.weight)  # without first weights it has whatever the memory held
     block = block.to(device, torch.bfloat16)
     x = torch.randn(2, 150, LAYER.hidden, device=device).bfloat16()
     scored = torch.compile(block.scored, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")

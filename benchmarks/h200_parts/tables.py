@@ -242,10 +242,11 @@ def checks_table(content: Row) -> str:
 
 
 def predict_table(content: Row) -> str:
-    """Predicted and measured steps and peaks."""
+    """Predicted and measured steps and peaks; of several settings of a case, the one that was run."""
     measured = {row["case"]: row for row in content.get("measured", ()) if "mean_s" in row}
+    predicted = [row for row in content.get("predicted", ()) if _is_setting_of(row, measured.get(row["case"]))]
     lines, errors, memory_errors = [], [], []
-    for row in (row for row in content.get("predicted", ()) if "step_s" in row):
+    for row in (row for row in predicted if "step_s" in row):
         found = measured.get(row["case"])
         step_error = row["step_s"] / found["mean_s"] - 1 if found else None
         peak_error = row["peak_bytes"] / found["peak_bytes"] - 1 if found and found["peak_bytes"] else None
@@ -268,8 +269,14 @@ def predict_table(content: Row) -> str:
         for what, e in (("Step", errors), ("Peak", memory_errors))
         if e
     ]
-    notes += [f"{row['words']}: not predicted: {row['refused']}." for row in content.get("predicted", ()) if "refused" in row]
+    notes += [f"{row['words']}: not predicted: {row['refused']}." for row in predicted if "refused" in row]
     return "\n".join([table(head, lines), *([""] if notes else []), *notes])
+
+
+def _is_setting_of(predicted: Row, measured: Row | None) -> bool:
+    """Whether a forecast is of what was run: a case that has several settings says which of them it was."""
+    ran = measured.get("recompute") if measured else None
+    return ran is None or predicted.get("recompute") in (None, ran)
 
 
 def _cases(content: Row, kind: str) -> list[tuple[str, str]]:

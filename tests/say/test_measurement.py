@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.describe.profile import CollectiveTime, ProductTime, Profile, load_profile, profile_text
+from meshwright.describe.profile import CollectiveTime, GroupedTime, ProductTime, Profile, load_profile, profile_text
+from meshwright.describe.workload import Adapters
 from meshwright.say.measurement import measurement_document
 from meshwright.say.vocabulary import problems
 
@@ -77,3 +78,13 @@ def test_the_values_are_the_file_and_its_path(name: str) -> None:
     values = measurement_document(profile, OUT, is_usual=False).to_json()
     assert values["profile"] == json.loads(profile_text(profile))
     assert values["files"] == [{"what": "hardware profile", "path": "mine.json"}] and problems(values) == []
+
+
+def test_experts_and_what_slices_train_are_shown(card: Profile) -> None:
+    timed = GroupedTime(number_format="bf16", way="forward", num_groups=8, rows=10, columns=20, inner=30, seconds=1.0)
+    pairs = Adapters(rank=16, targets=("q", "v"), base="nf4")
+    tuned = replace(card.slices[0], adapters=pairs, recompute="mlp")
+    document = measurement_document(replace(card, grouped=(timed,), slices=(tuned,)), OUT, is_usual=False)
+    assert table(document, "products of experts").rows == (("bf16", "10", "12 kFLOP/s", "12 kFLOP/s"),)
+    (row,) = table(document, "slices of the training step").rows
+    assert row[1] == "bf16-pure, adapters of rank 16 and nf4 base, mlp recompute"
