@@ -1,11 +1,12 @@
 """Ranks of large plans on one GPU, each alone: predicted against rehearsed memory and compute.
 
-    python benchmarks/rehearse.py [--case NAME]... [--steps N] [--out FILE]
+    python benchmarks/rehearse.py [--case NAME]... [--steps N] [--measure FILE | --profile FILE] [--out FILE]
 
 Every rank is rehearsed by `meshwright rehearse` in a process of its own, and so is the one-rank plan that is trained beside it: the same
-step, in a real process group of one rank, timed by the clock on the wall. All cases take less than eight minutes of an H200. Without a GPU
-the script says so, claims nothing and exits with 0; `--dry-run` runs the same code on the processor with a tiny model, and its figures mean
-nothing.
+step, in a real process group of one rank, timed by the clock on the wall. All cases take less than eight minutes of an H200. Plans are
+priced by fitted constants; with `--profile FILE` by a hardware profile, which `--measure FILE` makes of this card first, in 90 s at most:
+kernels at the shapes of the cases' models, and slices of the step of those that fit. Without a GPU the script says so, claims nothing and
+exits with 0; `--dry-run` runs the same code on the processor with a tiny model, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from meshwright.plan.plan import Plan, plan_of, read_plan
 NOTHING = "nothing was measured, and nothing is claimed"
 DRY = "dry run on the processor with a tiny model: the code runs, the figures mean nothing"
 LIMIT_S = 470.0
+MEASURE_S = 90.0
 RECOMPUTES = ("none", "selective", "full")  # the first that is predicted to fit is taken
 GIB = 2**30
 
@@ -52,9 +54,9 @@ class Case:
     changes: tuple[str, ...] = ()
     trains: bool = False  # whether the plan is of one rank, and is trained as well
 
-    def plan(self) -> Plan:
-        """The plan, with as little recomputed as is predicted to fit into an H200."""
-        job = Job(self.model, "hgx-h200-ndr", "pretrain-1t", gpus=self.gpus)
+    def plan(self, profile: Path | None = None) -> Plan:
+        """The plan, with as little recomputed as is predicted to fit into an H200; priced by a hardware profile, if there is one."""
+        job = Job(self.model, "hgx-h200-ndr", "pretrain-1t", profile=profile or "", gpus=self.gpus)
         for change in self.changes:
             job = job.changed(change)
         for recompute in RECOMPUTES:
@@ -97,12 +99,13 @@ def main(words: Sequence[str] | None = None) -> int:
     device = DRY if given.dry_run else ", ".join(gpu_names())
     say(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {device}, {given.steps} timed steps")
     cases = [one for one in (DRY_CASES if given.dry_run else CASES) if not given.case or one.name in given.case]
+    profile = _measured(given.measure, cases) if given.measure else given.profile
     results = Results(given.out, {"date": f"{datetime.now(UTC):%Y-%m-%d}", "device": device})
     until_s, num_failed = time.monotonic() + given.limit_s, 0
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(cases):
             path = Path(folder) / f"{number}.json"
-            case.plan().write(path)
+            case.plan(profile).write(path)
             num_failed += _run_case(case, path, given.steps, results, until_s)
     for line in table(results.rows("rehearsed")):
         say(line)
@@ -118,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", action="append", default=[], choices=[case.name for case in (*CASES, *DRY_CASES)])
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each rank (default %(default)s)")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="seconds of this call (default %(default)s)")
+    priced = parser.add_mutually_exclusive_group()
+    priced.add_argument("--measure", type=Path, metavar="FILE", help="measure this card first, and price plans by this profile")
+    priced.add_argument("--profile", type=Path, metavar="FILE", help="price plans by this hardware profile")
     parser.add_argument("--out", type=Path, help="write results here as they come, as JSON")
     parser.add_argument("--dry-run", action="store_true", help=DRY)
     parser.add_argument("--trained", type=Path, help=argparse.SUPPRESS)  # a child that trains the plan of one rank
@@ -131,6 +137,16 @@ def has_gpu() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+def _measured(path: Path, cases: Sequence[Case]) -> Path:
+    """A hardware profile of this card for the models of some cases, and for one of which slices fit into any card."""
+    names = dict.fromkeys([*(case.model for case in cases), *([] if cases[0] in DRY_CASES else ["llama-3.1-8b"])])
+    words = ["-m", "meshwright", "measure", *(word for name in names for word in ("--model", name)), "--precision", "bf16"]
+    started_s = time.monotonic()
+    subprocess.run([sys.executable, *words, "--seconds", f"{MEASURE_S:.0f}", "--out", str(path)], check=True, stdout=subprocess.DEVNULL)
+    say(f"profile of {', '.join(names)}: {time.monotonic() - started_s:.0f} s")
+    return path
 
 
 def _run_case(case: Case, path: Path, steps: int, results: Results, until_s: float) -> int:

@@ -48,6 +48,13 @@ def test_every_case_is_a_plan_that_the_trainer_runs_and_that_should_fit(script: 
         assert not case.trains or plan.layout.num_ranks == 1
 
 
+def test_a_plan_may_be_priced_by_a_hardware_profile(script: ModuleType) -> None:
+    case = next(one for one in script.CASES if one.name == "8B dp64")
+    usual, measured = case.plan(), case.plan(Path(__file__).parents[1] / "fixtures" / "profile_of_a_card.json")
+    assert usual.profile is None and measured.profile is not None
+    assert measured.parts_s["compute"] != usual.parts_s["compute"]
+
+
 def test_the_table_has_predicted_and_rehearsed_beside_each_other(script: ModuleType) -> None:
     *_, row, on_cores = script.table([rehearsed("a"), rehearsed("b", kernel_idle_s=None)])
     cells = "| a, stage 4 | 32 | full | 100.00 GiB | 90.00 GiB | -10.0 % | 2.000 s | 2.500 s | +25.0 % | 80.0 ms | 0.125 s |"
