@@ -23,7 +23,17 @@ def job(request_of):
 
 
 def test_the_folder_has_all_that_a_job_needs_for_its_user_alone(job):
-    assert {path.name for path in job.folder.iterdir()} == {"plan.json", "site.toml", "job.sbatch", "secret", "allocated", "topology"}
+    assert {path.name for path in job.folder.iterdir()} == {
+        "plan.json",
+        "site.toml",
+        "job.sbatch",
+        "supervisor.sh",
+        "watch.sh",
+        "spare.sbatch",
+        "secret",
+        "allocated",
+        "topology",
+    }
     assert len((job.folder / "secret").read_text().strip()) == 64 and (job.folder / "secret").stat().st_mode & 0o777 == 0o600
     assert job.folder.stat().st_mode & 0o777 == 0o700
     assert read_plan(job.folder / "plan.json") == job.plan
@@ -33,6 +43,7 @@ def test_ranks_are_placed_on_what_was_allocated(job):
     found = place(job.folder)
     assert found.seating.hosts == ("n0", "n2", "n1", "n3") and found.seating.spares == ("n4",)
     assert found.plan == job.plan and found.change == ""
+    assert (job.folder / "nodes").read_text().split() == ["n0", "n2", "n1", "n3", "n4"]
     assert (job.folder / "hosts").read_text().splitlines()[::8] == ["n0", "n2", "n1", "n3"]
     assert read_plan(job.folder / "placed.json") == job.plan
     assert (job.folder / "ranks.csv").read_text().startswith("rank,host,rack,slot")

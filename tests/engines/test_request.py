@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from meshwright.describe.load import EMULATED, load_model
 from meshwright.engines.request import comments, exports, settings
 from meshwright.engines.site import Site
+from meshwright.job import Job
+from meshwright.plan.plan import plan_of
 
 
 def test_the_training_command_continues_a_run_that_is_there(request_of):
@@ -23,7 +27,20 @@ def test_each_node_has_a_supervisor_where_replicas_may_come_and_go(request_of):
     )
     asked = request_of("replicas", options=("--keep-going",)).supervised("p.json", "", node="0", address="a", port=1)
     assert asked.count("--keep-going") == 1
+    assert "--nodes $COUNT --node" in request.supervised("p.json", "", num_nodes="$COUNT", node="0", address="a", port=1)
     assert not request_of("replicas", site=Site(restarts=0)).keeps_going
+
+
+def test_a_job_says_what_becomes_of_it_after_a_fault(request_of, plans):
+    experts = replace(plans["replicas"], model=load_model("mixtral-8x7b"))
+    single = plan_of(Job("llama-2m", EMULATED, "python-stdlib", gpus=8, profile="none").forecast("tp=2,pp=4,mbs=4"), "one")
+    for request, said in (
+        (request_of("replicas"), "Each node has a supervisor: replicas that are lost do not end the others."),
+        (request_of("replicas", site=Site(restarts=0)), "After a fault the job ends, because restarts = 0 in the site file."),
+        (replace(request_of("replicas"), plan=experts), "because ranks of several replicas share the experts of the model."),
+        (replace(request_of("cores"), plan=single), "because the plan has one replica."),
+    ):
+        assert request.after_a_fault.endswith(said)
 
 
 def test_torchrun_starts_the_ranks_of_a_node(request_of):

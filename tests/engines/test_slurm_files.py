@@ -78,15 +78,17 @@ def test_bash_accepts_the_script(request_of, site):
 def test_the_script_places_ranks_before_it_starts_them(request_of):
     file = slurm_files(request_of(site=Site(examine=True, container="a/b:1", mounts=["/x:/z"], port=29501)))[0]
     lines = file.text.splitlines()
-    order = [next(number for number, line in enumerate(lines) if word in line) for word in ("hostnames", "doctor", "--place", " train ")]
+    order = [
+        next(number for number, line in enumerate(lines) if word in line) for word in ("hostnames", "doctor", "--place", "/supervisor.sh")
+    ]
     assert order == sorted(order) and file.name == "job.sbatch"
     assert "--distribution=arbitrary" in file.text and "--kill-on-bad-exit=1" in file.text and "--gpu-bind=none" in file.text
     assert "--container-image=a/b:1 --container-mounts=/x:/z" in file.text and "PORT=29501" in lines
 
 
 def test_the_first_rank_is_met_on_the_network_of_the_site(request_of):
-    assert "ip -4 -o addr show dev eth0" in batch_script(request_of(site=Site(network_interface="eth0")))
-    assert "MASTER_ADDR=$first" in batch_script(request_of())
+    assert "ip -4 -o addr show dev eth0" in batch_script(request_of(site=Site(network_interface="eth0", restarts=0)))
+    assert "MASTER_ADDR=$first" in batch_script(request_of(site=Site(restarts=0)))
 
 
 @pytest.mark.parametrize("refuses, restarts, code, starts", [(False, 2, 1, 3), (True, 2, 1, 1), (False, 0, 1, 1)])
@@ -98,7 +100,7 @@ def test_ranks_are_started_again_unless_their_input_is_wrong(tmp_path, refuses, 
 
 
 def test_a_rank_is_told_to_stop_and_its_exit_status_is_kept(request_of):
-    script = batch_script(request_of())
+    script = batch_script(request_of(site=Site(restarts=0)))
     wrapped = script.partition("bash -c '")[2].partition("' rank")[0].replace('$(grep -cx "$SLURMD_NODENAME" "$SLURM_HOSTFILE")', "1")
     rank = "import signal,sys,time\nsignal.signal(15, lambda *_: sys.exit(75))\nprint('up', flush=True)\ntime.sleep(30)"
     names = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "REFUSED": "/nowhere"}
