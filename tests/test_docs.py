@@ -28,7 +28,7 @@ PACKAGE = ROOT / "src" / "meshwright"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 FOREIGN = ("np", "torch")  # packages whose names a document may give
 # Of MLPerf's checker, pip, benchmarks/h200.py, torchrun, sbatch, kubernetes-validate.
-FOREIGN_OPTIONS = {"--config", "--no-deps", "--floor", "--case", "--max-restarts", "--switches", "--segment", "--strict"}
+FOREIGN_OPTIONS = {"--config", "--no-deps", "--floor", "--case", "--max-restarts", "--no-kill", "--switches", "--segment", "--strict"}
 CHEAP = ("describe", "predict")  # verbs that are run; of the others only the arguments are parsed
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
