@@ -30,7 +30,7 @@ def test_a_dry_run_prints_the_files_and_writes_none(run, plan, tmp_path):
     code, out, err = run(plan, "--on", "slurm", "--name", "a", "--dry-run", "--", "--steps", "5")
     assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
     assert out.startswith("==> job.sbatch <==\n#!/bin/bash\n") and "#SBATCH --nodes=36\n" in out  # with the idle nodes of two racks
-    assert f"--name a --runs {tmp_path}/runs --resume-if-exists --secret {tmp_path}/jobs/a/secret --steps 5; do\n" in out
+    assert f"--name a --runs {tmp_path}/runs --resume-if-exists --secret {tmp_path}/jobs/a/secret --steps 5 --keep-going " in out
 
 
 def test_spares_are_as_many_as_asked_for(run, plan):

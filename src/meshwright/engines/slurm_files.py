@@ -187,7 +187,7 @@ def sbatch_options(request: Request) -> list[str]:
 
 def spare_options(request: Request) -> list[str]:
     """The options of sbatch for one more node."""
-    left_out = ("nodes", "nodelist", "switches", "segment", "requeue", "no-kill", "job-name")
+    left_out = ("nodes", "nodelist", "switches", "segment", "requeue", "no-kill", "job-name", "signal")  # a signal would stop the run
     kept = [option for option in sbatch_options(request) if option.removeprefix("--").partition("=")[0] not in left_out]
     name = re.sub(r"\s", "-", request.name)
     return [f"--job-name={shlex.quote(f'{name}-spare')}", "--nodes=1", "--no-requeue", *kept]
