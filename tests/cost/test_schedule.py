@@ -83,6 +83,15 @@ def test_a_stage_that_waits_leaves_its_cores_to_the_others_by_hand():
     assert shared_makespan_s(one_f_one_b(2, 1), 1.0, 2.0, fastest=1.5) == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e3, 1e12])
+def test_shared_cores_take_times_of_any_size(scale):
+    """What is left of an operation by rounding must not keep it from ending."""
+    for schedule in (one_f_one_b(4, 23), interleaved(4, 2, 8), zero_bubble(3, 1, 7)):
+        times = {"weight_s": 0.3 * scale, "hops": Hops(hop_s=0.1 * scale)}
+        small_s = shared_makespan_s(schedule, 0.7, 1.1, fastest=3.0, weight_s=0.3, hops=Hops(hop_s=0.1))
+        assert shared_makespan_s(schedule, 0.7 * scale, 1.1 * scale, fastest=3.0, **times) == pytest.approx(scale * small_s)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shared_cores_are_between_their_work_and_cores_of_each_stages_own(shape):
     for schedule in all_schedules(*shape):

@@ -9,6 +9,7 @@ forward (F), backward (B) or, if it is separate, weight-gradient (W) pass of one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +28,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _NO_SEND, _HOP, _WRAP = 0, 1, 2
-ALMOST_S = 1e-12  # what is left of an operation that has ended, but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,29 +132,36 @@ def shared_makespan_s(
     durations_s, delays_s = (times.tolist() for times in _times(schedule, forward_s, backward_s, weight_s, hops or Hops()))
     queues = [iter(np.flatnonzero(schedule.stage == stage).tolist()) for stage in range(schedule.num_stages)]
     waits = schedule.loop[1]
-    following = [next(queue, None) for queue in queues]
-    left_s: dict[int, float] = {}  # of the operation that a stage is at, by stage
-    arrived, on_the_way, now_s = {0}, list[tuple[float, int]](), 0.0
-    while True:
-        for stage, operation in enumerate(following):
-            if operation is not None and stage not in left_s and waits[operation] in arrived:
-                left_s[stage] = durations_s[operation]
-        if not left_s and not on_the_way:
-            return now_s
-        speed = min(schedule.num_stages / max(len(left_s), 1), fastest)
-        next_s = min((now_s + each_s / speed for each_s in left_s.values()), default=on_the_way[0][0] if on_the_way else now_s)
-        next_s = min(next_s, on_the_way[0][0]) if on_the_way else next_s
-        worked_s, now_s = (next_s - now_s) * speed, next_s
-        for stage in list(left_s):
-            left_s[stage] -= worked_s
-            if left_s[stage] <= ALMOST_S:
-                operation = following[stage]
-                assert operation is not None
-                heappush(on_the_way, (now_s + delays_s[operation], operation + 1))
-                following[stage] = next(queues[stage], None)
-                del left_s[stage]
-        while on_the_way and on_the_way[0][0] <= now_s + ALMOST_S:
-            arrived.add(heappop(on_the_way)[1])
+    at_work: list[tuple[float, int, int]] = []  # what each stage must have done by the end of its operation, the stage, the operation
+    on_the_way: list[tuple[float, int]] = []  # when a result arrives, and of which operation
+    arrived, waiting = {0}, dict[int, tuple[int, int]]()  # by what is waited for: the stage, and its operation
+    now_s = done_s = 0.0  # done_s: what a stage that always worked would have done, at the speed that all share
+
+    def go_on(stage: int) -> None:
+        operation = next(queues[stage], None)
+        if operation is not None and waits[operation] in arrived:
+            heappush(at_work, (done_s + durations_s[operation], stage, operation))
+        elif operation is not None:
+            waiting[waits[operation]] = stage, operation
+
+    for stage in range(schedule.num_stages):
+        go_on(stage)
+    while at_work or on_the_way:
+        speed = min(schedule.num_stages / max(len(at_work), 1), fastest)
+        ends_s = now_s + (at_work[0][0] - done_s) / speed if at_work else math.inf
+        if on_the_way and on_the_way[0][0] <= ends_s:
+            arrives_s, result = heappop(on_the_way)
+            done_s, now_s = done_s + (arrives_s - now_s) * speed, arrives_s
+            arrived.add(result)
+            if result in waiting:
+                stage, operation = waiting.pop(result)
+                heappush(at_work, (done_s + durations_s[operation], stage, operation))
+        else:
+            done_s, stage, operation = heappop(at_work)
+            now_s = ends_s
+            heappush(on_the_way, (now_s + delays_s[operation], operation + 1))
+            go_on(stage)
+    return now_s
 
 
 def _times(
