@@ -96,6 +96,22 @@ def test_a_slice_of_no_model_is_refused(tmp_path):
         load_profile(changed(tmp_path, slices=[cut]))
 
 
+@pytest.mark.parametrize(
+    "place, changes, message",
+    [
+        ("slices", {"num_layers": [6, 6]}, r"slices\[0\].num_layers is \[6, 6\]"),
+        ("slices", {"num_layers": [12, 2]}, r"slices\[0\].num_layers is \[12, 2\]"),
+        ("slices", {"micro_batch": 2**52}, r"more than can be counted"),
+        ("made", {"base": "x", "number_format": "bf16", "rows": 8, "columns": 8, "seconds": 1.0}, r"made\[0\].base is 'x'"),
+        ("collectives", {"kind": "message", "num_ranks": 1, "payload_bytes": 8, "seconds": 1.0}, r"collectives\[0\] is of 1 rank"),
+    ],
+)
+def test_what_no_measurement_gives_is_refused(place, changes, message, tmp_path):
+    entry = {**json.loads(CARD.read_text())[place][0], **changes} if place == "slices" else changes
+    with pytest.raises(InputError, match=message):
+        load_profile(changed(tmp_path, **{place: [entry]}))
+
+
 def test_an_update_lies_on_the_line_through_both_slices():
     cut = load_profile(CARD).slices[0]
     assert float(cut.update_s(8e9)) == pytest.approx(8e9 * 1e-11 + 1e-3)

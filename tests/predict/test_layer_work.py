@@ -35,6 +35,8 @@ def test_leading_dense_layers_are_a_kind_of_their_own() -> None:
     assert (routed.visits.num_experts, routed.visits.num_active, routed.visits.width) == (8, 2, 32)
     names = [one.name for one in routed.weights]
     assert names == ["qkv", "projection", "router", "shared in", "shared out"] and routed.ffn == 32
+    # Every tensor rank has the whole router, and a part of the shared experts.
+    assert [one.split for one in routed.weights[2:]] == [WHOLE, "columns", INNER]
     assert len(layer_kinds(layers_alike(replace(DENSE, experts=EXPERTS)))) == 1
 
 

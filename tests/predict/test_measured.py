@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost.layers import layer_time
-from meshwright.cost.measured import ends_time
+from meshwright.cost.measured import ends_time, product_s
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Experts, LatentAttention, Model
 from meshwright.describe.profile import WAYS, GroupedTime, MadeTime, Profile, load_profile
@@ -402,6 +402,25 @@ def test_more_expert_ranks_send_tokens_and_compute_as_much(card):
     found = predict(job, layouts)
     assert found.parts["exposed_ep"][0] == 0 < found.parts["exposed_ep"][1]
     assert found.parts["compute"][1] == pytest.approx(found.parts["compute"][0], rel=0.1)
+
+
+def test_a_slice_that_recomputes_what_nobody_knows_is_refused(card):
+    strange = replace(card, slices=(replace(card.slices[0], recompute="Full"),))
+    with pytest.raises(InputError, match="recompute 'Full'"):
+        measured(MODEL, replace(load_workload("pretrain-1t"), precision="bf16-pure"), strange)
+
+
+@pytest.mark.parametrize("num_shared", [0, 1])
+def test_shared_experts_are_computed_while_tokens_are_on_their_way(card, num_shared):
+    """Half of the traffic is the way to the experts, and the products of shared experts hide as much of it as they last."""
+    model = replace(MIXTURE, experts=replace(MIXTURE.experts, num_shared=num_shared))
+    workload = replace(load_workload("pretrain-1t"), precision="bf16-pure", global_batch=8)
+    job = Job(model, load_cluster("hgx-h200-ndr").resized(8), workload, on_profile(software(), with_experts(card)))
+    pricer = predict(job, Layouts.of([Layout(dp=8, ep=8, micro_batch=1)])).detail.pricer
+    for way, (whole_s, exposed_s) in enumerate(zip(pricer.expert_s(), pricer.layer().exposed_ep, strict=True)):
+        products = [product_s(8192, columns, inner, pricer.m.rates) for columns, inner in ((4096, 4096), (4096, 2048))]
+        lasts_s = sum(one[0] if way == 0 else one[1] + one[2] for one in products) * pricer.m.layer.factor * num_shared
+        assert exposed_s[0] == pytest.approx(whole_s[0] - min(whole_s[0] / 2, float(np.squeeze(lasts_s))), rel=1e-6)
 
 
 PAIRS = Adapters(rank=16, targets=("q", "k", "v", "o", "gate", "up", "down"))

@@ -187,7 +187,9 @@ def check_place(path: Path) -> None:
 def _asked(wanted: Wanted, processes: int) -> list[Asked]:
     """What to time: the models named, or the usual ones for this kind of machine, as the workload trains them if there is one."""
     from meshwright.describe.load import load_model, load_workload
+    from meshwright.errors import InputError
     from meshwright.train.measure.machine import asked_of, check_room, device_here
+    from meshwright.train.replica import NUMBERS
 
     device = device_here()
     is_gpu = device.type == "cuda"
@@ -195,6 +197,12 @@ def _asked(wanted: Wanted, processes: int) -> list[Asked]:
     trained = load_workload(wanted.workload) if wanted.workload else None
     usual_tokens = trained.seq_len if trained else GPU_TOKENS if is_gpu else CPU_TOKENS
     precisions = tuple(wanted.precisions) or ((trained.precision,) if trained else ())
+    if trained and not wanted.precisions and trained.precision not in NUMBERS:
+        raise InputError(
+            f"the trainer does not run in {trained.precision!r}",
+            where=f"precision of the workload {wanted.workload}",
+            fix=f"choose another one for the measurement: --precision NAME, of {', '.join(NUMBERS)}",
+        )
     asked = [
         asked_of(
             load_model(name),

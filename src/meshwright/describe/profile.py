@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.describe.bounds import MOST_REAL, check_numbers
+from meshwright.describe.bounds import MOST, MOST_REAL, check_numbers
 from meshwright.describe.model import Experts, LatentAttention, Model
 from meshwright.describe.products import adapted_matrices
-from meshwright.describe.workload import Adapters
+from meshwright.describe.workload import FEW_BITS, Adapters
 from meshwright.errors import InputError, argument
 from meshwright.files import read_text
 
@@ -349,8 +349,14 @@ def _check(profile: Profile, where: str) -> None:
             if min(cut.tp, cut.pp) < 1 or (cut.tp > 1) + (cut.pp > 1) != (name == "shared_slices"):
                 fix = "both 1 in slices; one of them more in shared_slices"
                 raise InputError(f"{name}[{i}] has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
+            _check_slice(cut, f"{name}[{i}]", where)
+    for i, made in enumerate(profile.made):
+        if made.base not in FEW_BITS:
+            raise InputError(f"made[{i}].base is {made.base!r}", where=where, fix=f"one of {', '.join(FEW_BITS)}")
     wanted.update({f"tiers[{i}].bytes_per_s": tier.bytes_per_s for i, tier in enumerate(profile.tiers)})
     for i, one in enumerate(profile.collectives):
+        if one.num_ranks < 2:
+            raise InputError(f"collectives[{i}] is of {one.num_ranks} rank", where=where, fix="a collective has two ranks or more")
         is_placed = len(one.members) == len(profile.tiers) and one.members[-1:] == (one.num_ranks,) and min(one.members, default=1) >= 1
         if one.members and not is_placed:
             fix = f"one number for each of the {len(profile.tiers)} tiers, from 1 to num_ranks"
@@ -363,6 +369,15 @@ def _check(profile: Profile, where: str) -> None:
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)
     check_numbers(profile, where)
     _check_models(profile, where)
+
+
+def _check_slice(cut: Slice, name: str, where: str) -> None:
+    """Raise where a slice has no numbers of layers to compare, or more tokens than can be counted."""
+    if cut.num_layers[0] >= cut.num_layers[1]:
+        raise InputError(f"{name}.num_layers is {list(cut.num_layers)}", where=where, fix="two numbers, the smaller one first")
+    if cut.micro_batch * cut.seq_len > MOST:
+        what = f"{name} has {cut.micro_batch:,} sequences of {cut.seq_len:,} tokens, more than can be counted"
+        raise InputError(what, where=where, fix=_FIX)
 
 
 def _check_models(profile: Profile, where: str) -> None:

@@ -16,6 +16,7 @@ from meshwright.describe.profile import WAYS, Profile, RankChunk, Slice
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import FEW_BITS, Adapters, Workload
 from meshwright.errors import InputError, argument
+from meshwright.layout import RECOMPUTE
 from meshwright.predict.layer_work import layer_kinds
 
 Kinds = tuple[tuple[float, LayerWork], ...]  # of layers, each with its share
@@ -120,6 +121,11 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
 
 def _check(model: Model, workload: Workload, profile: Profile, number_format: str) -> None:
     """Raise an error if kernels of a step in this number format were not timed: every product with both gradients, and attention."""
+    for i, one in enumerate(profile.slices):
+        if one.recompute not in RECOMPUTE:
+            raise InputError(
+                f"slices[{i}] of the profile recompute {one.recompute!r}", where=argument("profile"), fix=f"one of {', '.join(RECOMPUTE)}"
+            )
     fix = f"choose another precision, or measure one: `meshwright measure --model {model.name} --precision {workload.precision}`"
     wanted = {"products": {(one.number_format, one.way) for one in profile.products}}
     if model.experts:
