@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -54,6 +55,19 @@ def test_bash_accepts_all_scripts(request_of, site):
     for text in found.values():
         checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
         assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_words_of_the_templates_stay_what_they_are_in_names_and_folders(request_of, tmp_path):
+    folder = tmp_path / "EVERY LEAVE RESTARTS COMMAND" / "FOLDER PAUSE REQUEUE STEP_OPTIONS MEETING_ADDRESS"
+    request = request_of("replicas", name="EVERYTHING COMMAND", folder=folder, options=("--corpus", "/EVERY/RESTARTS"))
+    found = scripts(request)
+    for name in ("job.sbatch", "supervisor.sh"):
+        (line,) = [line for line in found[name].splitlines() if line.removeprefix("export ").startswith("JOB=")]
+        assert run(f'{line}\nprintf %s "$JOB"', tmp_path).stdout == str(folder)
+    (line,) = [line for line in found["supervisor.sh"].splitlines() if "--keep-going" in line]
+    given = shlex.split(line)
+    for option, value in (("--name", "EVERYTHING COMMAND"), ("--secret", f"{folder}/secret"), ("--corpus", "/EVERY/RESTARTS")):
+        assert given[given.index(option) + 1] == value
 
 
 def test_the_job_starts_a_task_on_each_node_and_outlives_nodes(request_of):

@@ -7,6 +7,7 @@ nodes asks Slurm to queue the job again.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -86,7 +87,7 @@ done"""
 def supervised(request: Request, step_options: str, address: str) -> list[str]:
     """Lines of the batch script that start the supervisors, and end with the leading one. `address` is that of the node `$first`."""
     again = [f"rm -f {_in(request, OVER_FILE)}"]
-    return [*again, _filled(SUPERVISORS, request).replace("STEP_OPTIONS", step_options).replace("MEETING_ADDRESS", address)]
+    return [*again, _filled(SUPERVISORS, request, STEP_OPTIONS=step_options, MEETING_ADDRESS=address)]
 
 
 def supervisor_script(request: Request) -> str:
@@ -94,7 +95,7 @@ def supervisor_script(request: Request) -> str:
     files = str(request.folder / PLACED_FILE), str(request.folder / SECRET_FILE)
     command = request.supervised(*files, num_nodes='"$NODES"', node='"$NODE"', address='"$ADDRESS"', port='"$PORT"')
     about = "The supervisor of a node. Made by meshwright launch, and started by job.sbatch."
-    body = _filled(SUPERVISOR, request).replace("COMMAND", command).replace("RESTARTS", str(request.site.restarts))
+    body = _filled(SUPERVISOR, request, COMMAND=command, RESTARTS=str(request.site.restarts))
     return "\n".join(["#!/bin/bash", *comments([about]), body, ""])
 
 
@@ -126,9 +127,8 @@ def _in(request: Request, name: str) -> str:
     return shlex.quote(str(request.folder / name))
 
 
-def _filled(text: str, request: Request) -> str:
-    """The text with the job's folder and this module's times."""
-    text = text.replace("FOLDER", shlex.quote(str(request.folder)))
-    for word, value_s in (("LEAVE", LEAVE_S), ("sleep REQUEUE", REQUEUE_S), ("sleep PAUSE", PAUSE_S), ("EVERY", WATCH_S)):
-        text = text.replace(word, f"{'sleep ' if word.startswith('sleep') else ''}{value_s}")
-    return text
+def _filled(template: str, request: Request, **more: str) -> str:
+    """The template with the job's folder, this module's times, and `more`. What is filled in may hold words of the template, and keeps them."""
+    times_s = {"LEAVE": LEAVE_S, "REQUEUE": REQUEUE_S, "PAUSE": PAUSE_S, "EVERY": WATCH_S}
+    values = {"FOLDER": shlex.quote(str(request.folder)), **{word: str(value_s) for word, value_s in times_s.items()}, **more}
+    return re.sub(rf"(?<![A-Z_])({'|'.join(values)})(?![A-Z_])", lambda found: values[found[0]], template)
