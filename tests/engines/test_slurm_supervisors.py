@@ -95,9 +95,18 @@ def test_one_more_node_is_asked_for_like_the_others_and_takes_no_number_of_the_p
     assert {"--nodes=1", "--job-name=a-b-spare", "--partition=gpu", "--exclude=bad0", "--gres=gpu:8"} <= set(options)
     assert not [one for one in options if one.startswith(("--nodelist", "--switches", "--requeue", "--no-kill"))]
     spare = scripts(request)["spare.sbatch"]
-    number = next(line for line in spare.splitlines() if line.startswith("export NODE="))
-    told = run(f"{number}\necho $NODE", Path("/"), SLURM_JOB_ID="900004").stdout
+    number = next(line for line in spare.splitlines() if line.startswith("export MESHWRIGHT_NODE="))
+    told = run(f"{number}\necho $MESHWRIGHT_NODE", Path("/"), SLURM_JOB_ID="900004").stdout
     assert told.strip() == "100004"
+
+
+def test_variables_of_the_one_who_submits_do_not_number_nodes(request_of, tmp_path):
+    """Sbatch hands the environment of its caller on to the job."""
+    node = Node(request_of("replicas"), "exit 0")
+    assert node.run(NODE="3", SLURM_PROCID="1") == 0 and "--node 1 " in node.calls[0]
+    script = scripts(request_of("replicas"))["job.sbatch"]
+    before_steps = script.partition("export JOB=")[2].partition("\nfirst=")[0].partition("\n")[2]
+    assert run(f"{before_steps}\necho ${{MESHWRIGHT_NODE-unset}}", tmp_path, MESHWRIGHT_NODE="3").stdout == "unset\n"
 
 
 class Node:
@@ -159,7 +168,7 @@ def test_nothing_is_started_again_that_was_asked_to_stop(request_of):
 def test_a_node_that_comes_when_the_run_is_over_starts_nothing(request_of):
     node = Node(request_of("replicas"), "exit 0")
     (node.folder / "over").write_text("0\n")
-    assert node.run(NODE="100007") == 0 and node.calls == []
+    assert node.run(MESHWRIGHT_NODE="100007") == 0 and node.calls == []
 
 
 @pytest.mark.parametrize("held, is_queued_again", [("n[0-3]", False), ("n[1-3]", True), ("n[0,2-3]", True), ("n[0-1,3]", False)])

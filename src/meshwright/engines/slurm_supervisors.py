@@ -24,6 +24,7 @@ REQUEUE_S = 120  # in which Slurm ends what it queues again
 
 SUPERVISORS = """\
 export JOB=FOLDER
+unset MESHWRIGHT_NODE  # only spare.sbatch sets it
 first=$(head -n 1 "$JOB/nodes")
 printf 'NODES=%q\\nADDRESS=%q\\nPORT=%q\\n' "$(sort -u "$JOB/hosts" | wc -l)" "MEETING_ADDRESS" "$PORT" > "$JOB/meeting"
 export SLURM_HOSTFILE="$JOB/nodes" KEPT="$first $SLURMD_NODENAME"
@@ -50,7 +51,7 @@ exit "$code\""""
 # It is started again where the run is not over: the leading one if a signal ended it, the others after any failure but wrong input.
 SUPERVISOR = """\
 JOB=FOLDER
-NODE=${NODE:-$SLURM_PROCID}  # 0 leads
+NODE=${MESHWRIGHT_NODE:-$SLURM_PROCID}  # 0 leads
 asked= again=0 code=1
 trap 'asked=yes' TERM  # the supervisor gets it too, and saves
 while [ -z "$asked" ]; do
@@ -116,7 +117,7 @@ def spare_script(request: Request, options: Sequence[str], step_options: str) ->
             "",
             "set -euo pipefail",
             *exports(request.site),
-            f"export NODE=$(({FIRST_SPARE} + SLURM_JOB_ID % {MOST_SPARES}))  # not a number of the plan: a spare",
+            f"export MESHWRIGHT_NODE=$(({FIRST_SPARE} + SLURM_JOB_ID % {MOST_SPARES}))  # not a number of the plan: a spare",
             f"exec srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none{step_options} bash {_in(request, SUPERVISOR_FILE)}",
             "",
         ]
