@@ -109,6 +109,30 @@ def test_variables_of_the_one_who_submits_do_not_number_nodes(request_of, tmp_pa
     assert run(f"{before_steps}\necho ${{MESHWRIGHT_NODE-unset}}", tmp_path, MESHWRIGHT_NODE="3").stdout == "unset\n"
 
 
+def test_only_the_spares_that_a_job_has_noted_end_with_it(request_of, programs):
+    """A job of the same name that has nothing to do with this one goes on."""
+    request = request_of("replicas", folder=programs.folder / "a job")
+    request.folder.mkdir()
+    for name in ("scancel", "squeue", "sinfo", "scontrol", "srun"):
+        programs.add(name, "")
+    ending = "\n".join(["set -euo pipefail", "PORT=5", *made.supervised(request, "", "$first")])
+    (request.folder / "nodes").write_text("n0\n")
+    (request.folder / "hosts").write_text("n0\n")
+
+    def ended() -> list[str]:
+        before = len(programs.calls)
+        done = run(ending, programs.folder, SLURMD_NODENAME="n0", PATH=os.environ["PATH"])
+        assert done.returncode == 1 and done.stderr == ""
+        return [call for call in programs.calls[before:] if call.startswith("scancel")]
+
+    assert ended() == []  # no spare has started
+    for number in ("70", "71"):
+        assert run(scripts(request)["spare.sbatch"], programs.folder, SLURM_JOB_ID=number, PATH=os.environ["PATH"]).returncode == 0
+    programs.add("scancel", "exit 1")
+    assert ended() == ["scancel --quiet 70", "scancel --quiet 71"]
+    assert ended() == []
+
+
 class Node:
     """A node's script, with a supervisor that ends as the lines of a file say, in turn."""
 
@@ -179,11 +203,14 @@ def test_a_job_is_queued_again_without_the_node_that_leads_or_that_of_its_script
     programs.write("opened", "\n".join([*opened(held), ""]))
     programs.add("scontrol", "if [ $1 = show ]; then cat opened; fi")
     programs.add("scancel", "")
+    programs.write("spares", "70\n71\n")
     script = made.watch_script(request_of("replicas")).replace("while true", "for _ in 1 2")
-    run(script, programs.folder, KEPT="n0 n1", PATH=os.environ["PATH"])
+    run(script, programs.folder, KEPT="n0 n1", PATH=os.environ["PATH"], JOB=str(programs.folder))
     asked = [call for call in programs.calls if call.startswith("scontrol requeue")]
     assert asked == (["scontrol requeue 7"] if is_queued_again else [])
-    assert any("--name=first-spare" in call for call in programs.calls) == is_queued_again
+    ended = [call for call in programs.calls if call.startswith("scancel")]
+    assert ended == (["scancel --quiet 70", "scancel --quiet 71"] if is_queued_again else [])
+    assert (programs.folder / "spares").exists() != is_queued_again
 
 
 @pytest.mark.parametrize(

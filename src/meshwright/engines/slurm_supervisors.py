@@ -15,12 +15,16 @@ from meshwright.engines.request import PLACED_FILE, SECRET_FILE, Request, commen
 
 SUPERVISOR_FILE, WATCH_FILE, SPARE_FILE = "supervisor.sh", "watch.sh", "spare.sbatch"
 MEETING_FILE = "meeting"  # where the supervisors of this start of the job meet
+SPARES_FILE = "spares"  # the numbers that Slurm gave the jobs of spares that have started
 OVER_FILE = "over"  # the exit status of the leading supervisor, once the run is over
 PAUSE_S = 5  # before a supervisor is started again
 WATCH_S = 15  # between two questions to Slurm; of later nodes longer, so that thousands ask no more than once in two seconds together
 LEAVE_S = 20  # in which the other supervisors end after the leading one
 FIRST_SPARE, MOST_SPARES = 100_000, 900_000  # numbers of spares: more than a plan has nodes, and six digits
 REQUEUE_S = 120  # in which Slurm ends what it queues again
+
+# The jobs of spares are known by their numbers: another job of this user may have the same name. One that has ended is no error.
+END_SPARES = """if [ -e "$JOB/spares" ]; then xargs -n 1 scancel --quiet < "$JOB/spares" || true; rm -f "$JOB/spares"; fi"""
 
 SUPERVISORS = """\
 export JOB=FOLDER
@@ -39,7 +43,7 @@ trap 'asked=yes; kill -TERM "$supervisors" 2> /dev/null || true' TERM
 until [ -e "$JOB/over" ] || ! kill -0 "$supervisors" 2> /dev/null; do sleep 1 || true; done
 for _ in {1..LEAVE}; do kill -0 "$supervisors" 2> /dev/null && sleep 1; done || true  # on a lost node a task never ends
 if [ -e "$JOB/over" ]; then code=$(cat "$JOB/over"); fi
-scancel --user="$(id -un)" --name="$SLURM_JOB_NAME-spare" || true
+END_SPARES
 num_left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D || echo "$SLURM_JOB_NUM_NODES")
 silent=$(sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format=%T | grep -c '[*]' || true)
 if [ "$code" != 0 ] && [ "$code" != 2 ] && [ -z "$asked" ] && [ $((num_left - silent)) -lt "$SLURM_JOB_NUM_NODES" ]; then
@@ -78,7 +82,7 @@ while true; do
   for host in $KEPT; do
     if ! scontrol show hostnames "$held" | grep -qx "$host"; then
       echo "meshwright: node $host, which the others cannot do without, is lost; the job is queued again"
-      scancel --user="$(id -un)" --name="$SLURM_JOB_NAME-spare"  # what was lent to this start of the job
+      END_SPARES  # what was lent to this start of the job
       scontrol requeue "$SLURM_JOB_ID" && exit 0
     fi
   done
@@ -118,6 +122,7 @@ def spare_script(request: Request, options: Sequence[str], step_options: str) ->
             "set -euo pipefail",
             *exports(request.site),
             f"export MESHWRIGHT_NODE=$(({FIRST_SPARE} + SLURM_JOB_ID % {MOST_SPARES}))  # not a number of the plan: a spare",
+            f'echo "$SLURM_JOB_ID" >> {_in(request, SPARES_FILE)}  # it ends with the job',
             f"exec srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none{step_options} bash {_in(request, SUPERVISOR_FILE)}",
             "",
         ]
@@ -132,4 +137,5 @@ def _filled(template: str, request: Request, **more: str) -> str:
     """The template with the job's folder, this module's times, and `more`. What is filled in may hold words of the template, and keeps them."""
     times_s = {"LEAVE": LEAVE_S, "REQUEUE": REQUEUE_S, "PAUSE": PAUSE_S, "EVERY": WATCH_S}
     values = {"FOLDER": shlex.quote(str(request.folder)), **{word: str(value_s) for word, value_s in times_s.items()}, **more}
+    values["END_SPARES"] = END_SPARES
     return re.sub(rf"(?<![A-Z_])({'|'.join(values)})(?![A-Z_])", lambda found: values[found[0]], template)
