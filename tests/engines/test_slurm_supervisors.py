@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -56,6 +57,19 @@ def test_bash_accepts_all_scripts(request_of, site):
         assert (checked.returncode, checked.stderr) == (0, "")
 
 
+def test_words_of_the_templates_stay_what_they_are_in_names_and_folders(request_of, tmp_path):
+    folder = tmp_path / "EVERY LEAVE RESTARTS COMMAND" / "FOLDER PAUSE REQUEUE STEP_OPTIONS MEETING_ADDRESS"
+    request = request_of("replicas", name="EVERYTHING COMMAND", folder=folder, options=("--corpus", "/EVERY/RESTARTS"))
+    found = scripts(request)
+    for name in ("job.sbatch", "supervisor.sh"):
+        (line,) = [line for line in found[name].splitlines() if line.removeprefix("export ").startswith("JOB=")]
+        assert run(f'{line}\nprintf %s "$JOB"', tmp_path).stdout == str(folder)
+    (line,) = [line for line in found["supervisor.sh"].splitlines() if "--keep-going" in line]
+    given = shlex.split(line)
+    for option, value in (("--name", "EVERYTHING COMMAND"), ("--secret", f"{folder}/secret"), ("--corpus", "/EVERY/RESTARTS")):
+        assert given[given.index(option) + 1] == value
+
+
 def test_the_job_starts_a_task_on_each_node_and_outlives_nodes(request_of):
     found = scripts(request_of("replicas", KINDS[1], num_spares=2))
     assert "#SBATCH --no-kill" in found["job.sbatch"] and "#SBATCH --requeue" in found["job.sbatch"]
@@ -81,9 +95,42 @@ def test_one_more_node_is_asked_for_like_the_others_and_takes_no_number_of_the_p
     assert {"--nodes=1", "--job-name=a-b-spare", "--partition=gpu", "--exclude=bad0", "--gres=gpu:8"} <= set(options)
     assert not [one for one in options if one.startswith(("--nodelist", "--switches", "--requeue", "--no-kill"))]
     spare = scripts(request)["spare.sbatch"]
-    number = next(line for line in spare.splitlines() if line.startswith("export NODE="))
-    told = run(f"{number}\necho $NODE", Path("/"), SLURM_JOB_ID="900004").stdout
+    number = next(line for line in spare.splitlines() if line.startswith("export MESHWRIGHT_NODE="))
+    told = run(f"{number}\necho $MESHWRIGHT_NODE", Path("/"), SLURM_JOB_ID="900004").stdout
     assert told.strip() == "100004"
+
+
+def test_variables_of_the_one_who_submits_do_not_number_nodes(request_of, tmp_path):
+    """Sbatch hands the environment of its caller on to the job."""
+    node = Node(request_of("replicas"), "exit 0")
+    assert node.run(NODE="3", SLURM_PROCID="1") == 0 and "--node 1 " in node.calls[0]
+    script = scripts(request_of("replicas"))["job.sbatch"]
+    before_steps = script.partition("export JOB=")[2].partition("\nfirst=")[0].partition("\n")[2]
+    assert run(f"{before_steps}\necho ${{MESHWRIGHT_NODE-unset}}", tmp_path, MESHWRIGHT_NODE="3").stdout == "unset\n"
+
+
+def test_only_the_spares_that_a_job_has_noted_end_with_it(request_of, programs):
+    """A job of the same name that has nothing to do with this one goes on."""
+    request = request_of("replicas", folder=programs.folder / "a job")
+    request.folder.mkdir()
+    for name in ("scancel", "squeue", "sinfo", "scontrol", "srun"):
+        programs.add(name, "")
+    ending = "\n".join(["set -euo pipefail", "PORT=5", *made.supervised(request, "", "$first")])
+    (request.folder / "nodes").write_text("n0\n")
+    (request.folder / "hosts").write_text("n0\n")
+
+    def ended() -> list[str]:
+        before = len(programs.calls)
+        done = run(ending, programs.folder, SLURMD_NODENAME="n0", PATH=os.environ["PATH"])
+        assert done.returncode == 1 and done.stderr == ""
+        return [call for call in programs.calls[before:] if call.startswith("scancel")]
+
+    assert ended() == []  # no spare has started
+    for number in ("70", "71"):
+        assert run(scripts(request)["spare.sbatch"], programs.folder, SLURM_JOB_ID=number, PATH=os.environ["PATH"]).returncode == 0
+    programs.add("scancel", "exit 1")
+    assert ended() == ["scancel --quiet 70", "scancel --quiet 71"]
+    assert ended() == []
 
 
 class Node:
@@ -145,7 +192,7 @@ def test_nothing_is_started_again_that_was_asked_to_stop(request_of):
 def test_a_node_that_comes_when_the_run_is_over_starts_nothing(request_of):
     node = Node(request_of("replicas"), "exit 0")
     (node.folder / "over").write_text("0\n")
-    assert node.run(NODE="100007") == 0 and node.calls == []
+    assert node.run(MESHWRIGHT_NODE="100007") == 0 and node.calls == []
 
 
 @pytest.mark.parametrize("held, is_queued_again", [("n[0-3]", False), ("n[1-3]", True), ("n[0,2-3]", True), ("n[0-1,3]", False)])
@@ -156,11 +203,14 @@ def test_a_job_is_queued_again_without_the_node_that_leads_or_that_of_its_script
     programs.write("opened", "\n".join([*opened(held), ""]))
     programs.add("scontrol", "if [ $1 = show ]; then cat opened; fi")
     programs.add("scancel", "")
+    programs.write("spares", "70\n71\n")
     script = made.watch_script(request_of("replicas")).replace("while true", "for _ in 1 2")
-    run(script, programs.folder, KEPT="n0 n1", PATH=os.environ["PATH"])
+    run(script, programs.folder, KEPT="n0 n1", PATH=os.environ["PATH"], JOB=str(programs.folder))
     asked = [call for call in programs.calls if call.startswith("scontrol requeue")]
     assert asked == (["scontrol requeue 7"] if is_queued_again else [])
-    assert any("--name=first-spare" in call for call in programs.calls) == is_queued_again
+    ended = [call for call in programs.calls if call.startswith("scancel")]
+    assert ended == (["scancel --quiet 70", "scancel --quiet 71"] if is_queued_again else [])
+    assert (programs.folder / "spares").exists() != is_queued_again
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ nodes asks Slurm to queue the job again.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from meshwright.engines.request import PLACED_FILE, SECRET_FILE, Request, commen
 
 SUPERVISOR_FILE, WATCH_FILE, SPARE_FILE = "supervisor.sh", "watch.sh", "spare.sbatch"
 MEETING_FILE = "meeting"  # where the supervisors of this start of the job meet
+SPARES_FILE = "spares"  # the numbers that Slurm gave the jobs of spares that have started
 OVER_FILE = "over"  # the exit status of the leading supervisor, once the run is over
 PAUSE_S = 5  # before a supervisor is started again
 WATCH_S = 15  # between two questions to Slurm; of later nodes longer, so that thousands ask no more than once in two seconds together
@@ -21,8 +23,12 @@ LEAVE_S = 20  # in which the other supervisors end after the leading one
 FIRST_SPARE, MOST_SPARES = 100_000, 900_000  # numbers of spares: more than a plan has nodes, and six digits
 REQUEUE_S = 120  # in which Slurm ends what it queues again
 
+# The jobs of spares are known by their numbers: another job of this user may have the same name. One that has ended is no error.
+END_SPARES = """if [ -e "$JOB/spares" ]; then xargs -n 1 scancel --quiet < "$JOB/spares" || true; rm -f "$JOB/spares"; fi"""
+
 SUPERVISORS = """\
 export JOB=FOLDER
+unset MESHWRIGHT_NODE  # only spare.sbatch sets it
 first=$(head -n 1 "$JOB/nodes")
 printf 'NODES=%q\\nADDRESS=%q\\nPORT=%q\\n' "$(sort -u "$JOB/hosts" | wc -l)" "MEETING_ADDRESS" "$PORT" > "$JOB/meeting"
 export SLURM_HOSTFILE="$JOB/nodes" KEPT="$first $SLURMD_NODENAME"
@@ -37,7 +43,7 @@ trap 'asked=yes; kill -TERM "$supervisors" 2> /dev/null || true' TERM
 until [ -e "$JOB/over" ] || ! kill -0 "$supervisors" 2> /dev/null; do sleep 1 || true; done
 for _ in {1..LEAVE}; do kill -0 "$supervisors" 2> /dev/null && sleep 1; done || true  # on a lost node a task never ends
 if [ -e "$JOB/over" ]; then code=$(cat "$JOB/over"); fi
-scancel --user="$(id -un)" --name="$SLURM_JOB_NAME-spare" || true
+END_SPARES
 num_left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D || echo "$SLURM_JOB_NUM_NODES")
 silent=$(sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format=%T | grep -c '[*]' || true)
 if [ "$code" != 0 ] && [ "$code" != 2 ] && [ -z "$asked" ] && [ $((num_left - silent)) -lt "$SLURM_JOB_NUM_NODES" ]; then
@@ -49,7 +55,7 @@ exit "$code\""""
 # It is started again where the run is not over: the leading one if a signal ended it, the others after any failure but wrong input.
 SUPERVISOR = """\
 JOB=FOLDER
-NODE=${NODE:-$SLURM_PROCID}  # 0 leads
+NODE=${MESHWRIGHT_NODE:-$SLURM_PROCID}  # 0 leads
 asked= again=0 code=1
 trap 'asked=yes' TERM  # the supervisor gets it too, and saves
 while [ -z "$asked" ]; do
@@ -76,7 +82,7 @@ while true; do
   for host in $KEPT; do
     if ! scontrol show hostnames "$held" | grep -qx "$host"; then
       echo "meshwright: node $host, which the others cannot do without, is lost; the job is queued again"
-      scancel --user="$(id -un)" --name="$SLURM_JOB_NAME-spare"  # what was lent to this start of the job
+      END_SPARES  # what was lent to this start of the job
       scontrol requeue "$SLURM_JOB_ID" && exit 0
     fi
   done
@@ -86,7 +92,7 @@ done"""
 def supervised(request: Request, step_options: str, address: str) -> list[str]:
     """Lines of the batch script that start the supervisors, and end with the leading one. `address` is that of the node `$first`."""
     again = [f"rm -f {_in(request, OVER_FILE)}"]
-    return [*again, _filled(SUPERVISORS, request).replace("STEP_OPTIONS", step_options).replace("MEETING_ADDRESS", address)]
+    return [*again, _filled(SUPERVISORS, request, STEP_OPTIONS=step_options, MEETING_ADDRESS=address)]
 
 
 def supervisor_script(request: Request) -> str:
@@ -94,7 +100,7 @@ def supervisor_script(request: Request) -> str:
     files = str(request.folder / PLACED_FILE), str(request.folder / SECRET_FILE)
     command = request.supervised(*files, num_nodes='"$NODES"', node='"$NODE"', address='"$ADDRESS"', port='"$PORT"')
     about = "The supervisor of a node. Made by meshwright launch, and started by job.sbatch."
-    body = _filled(SUPERVISOR, request).replace("COMMAND", command).replace("RESTARTS", str(request.site.restarts))
+    body = _filled(SUPERVISOR, request, COMMAND=command, RESTARTS=str(request.site.restarts))
     return "\n".join(["#!/bin/bash", *comments([about]), body, ""])
 
 
@@ -115,7 +121,8 @@ def spare_script(request: Request, options: Sequence[str], step_options: str) ->
             "",
             "set -euo pipefail",
             *exports(request.site),
-            f"export NODE=$(({FIRST_SPARE} + SLURM_JOB_ID % {MOST_SPARES}))  # not a number of the plan: a spare",
+            f"export MESHWRIGHT_NODE=$(({FIRST_SPARE} + SLURM_JOB_ID % {MOST_SPARES}))  # not a number of the plan: a spare",
+            f'echo "$SLURM_JOB_ID" >> {_in(request, SPARES_FILE)}  # it ends with the job',
             f"exec srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none{step_options} bash {_in(request, SUPERVISOR_FILE)}",
             "",
         ]
@@ -126,9 +133,9 @@ def _in(request: Request, name: str) -> str:
     return shlex.quote(str(request.folder / name))
 
 
-def _filled(text: str, request: Request) -> str:
-    """The text with the job's folder and this module's times."""
-    text = text.replace("FOLDER", shlex.quote(str(request.folder)))
-    for word, value_s in (("LEAVE", LEAVE_S), ("sleep REQUEUE", REQUEUE_S), ("sleep PAUSE", PAUSE_S), ("EVERY", WATCH_S)):
-        text = text.replace(word, f"{'sleep ' if word.startswith('sleep') else ''}{value_s}")
-    return text
+def _filled(template: str, request: Request, **more: str) -> str:
+    """The template with the job's folder, this module's times, and `more`. What is filled in may hold words of the template, and keeps them."""
+    times_s = {"LEAVE": LEAVE_S, "REQUEUE": REQUEUE_S, "PAUSE": PAUSE_S, "EVERY": WATCH_S}
+    values = {"FOLDER": shlex.quote(str(request.folder)), **{word: str(value_s) for word, value_s in times_s.items()}, **more}
+    values["END_SPARES"] = END_SPARES
+    return re.sub(rf"(?<![A-Z_])({'|'.join(values)})(?![A-Z_])", lambda found: values[found[0]], template)
