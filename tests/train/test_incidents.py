@@ -53,6 +53,12 @@ def test_the_file_of_its_stacks_does_not_make_it_another_fault() -> None:
     assert [bool(fault(incidents, 12, "exit", message)) for message in messages] == [False, True]
 
 
+def test_the_generation_that_a_rank_did_not_come_to_does_not_make_it_another_fault() -> None:
+    words = "rank 1 was in split (stacks/generation-{0}-rank-1.txt), and did not come to generation {0} within 15 s"
+    incidents = Incidents()
+    assert [bool(fault(incidents, 12, "hang", words.format(number))) for number in (3, 14)] == [False, True]
+
+
 def test_how_long_it_hung_does_not_make_it_another_fault() -> None:
     incidents = Incidents()
     assert fault(incidents, 12, "hang", "rank 1 has not moved for 10.3 s: it is in evaluation") == ""

@@ -55,8 +55,8 @@ class Incident:
 
 
 def _words(message: str) -> str:
-    """A message without seconds and sizes, which differ a little each time, and without the generation in the name of a file."""
-    return re.sub(r"\d+\.\d+|generation-\d+", "", message)
+    """A message without seconds and sizes, which differ a little each time, and without generations: a restart begins a new one."""
+    return re.sub(r"\d+\.\d+|generation[- ]\d+", "", message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

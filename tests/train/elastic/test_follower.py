@@ -15,7 +15,8 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.train.elastic import follower
 from meshwright.train.elastic.follower import _by_own_clock, follow, report_trouble
 from meshwright.train.elastic.member import GENERATION, READY, Announcement, Member
-from meshwright.train.elastic.nodes import Nodes
+from meshwright.train.elastic.nodes import STACKS, Nodes
+from meshwright.train.elastic.pulse import crashed
 from meshwright.train.launch import Child
 
 ORDER: dict[str, Any] = {
@@ -84,7 +85,7 @@ def test_ranks_are_started_and_ended_as_the_leading_supervisor_says() -> None:
         assert again.process.exitcode == -signal.SIGTERM
 
 
-def test_a_rank_is_asked_where_it_is() -> None:
+def test_a_rank_is_asked_where_it_is_and_asked_again() -> None:
     nodes = leading()
     other = started(nodes, 1, living)
     with ended(other):
@@ -95,6 +96,48 @@ def test_a_rank_is_asked_where_it_is() -> None:
         vitals.stacks.ask(None)
         turned(nodes, lambda: bool(vitals.stacks.read()))
         assert "in living" in vitals.stacks.read()
+        vitals.stacks.ask(None)
+        assert not vitals.stacks.read(), "the answer to the first question"
+        turned(nodes, lambda: bool(vitals.stacks.read()))
+        assert vitals.stacks.read().count("in living") == 1
+
+
+def test_an_answer_that_comes_after_the_next_question_is_not_taken_for_its_own() -> None:
+    nodes = leading()
+    other = started(nodes, 1, living)
+    with ended(other):
+        nodes.meet()
+        child, vitals = nodes.start(1, 1, **ORDER)
+        words_of(nodes, child)
+        vitals.stacks.ask(None)
+        vitals.stacks.ask(None)
+        [node] = nodes._nodes
+        number = next(iter(node.processes))
+        nodes._hear(node, STACKS, {"number": number, "question": 1, "text": "the first"}, None)
+        assert not vitals.stacks.read()
+        nodes._hear(node, STACKS, {"number": number, "question": 2, "text": "the second"}, None)
+        assert vitals.stacks.read() == "the second"
+
+
+def crashes_at_a_word(member: Member) -> None:
+    """A rank that a fault ends when it is told anything."""
+    member.stacks.start()
+    member.say(READY)
+    member.heard.recv()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_rank_that_crashes_on_another_node_leaves_its_stacks() -> None:
+    nodes = leading()
+    other = started(nodes, 1, crashes_at_a_word)
+    with ended(other):
+        nodes.meet()
+        child, vitals = nodes.start(1, 1, **ORDER)
+        words_of(nodes, child)
+        child.ask.send(("change", ""))
+        turned(nodes, lambda: not child.process.is_alive())
+        assert child.process.exitcode == -signal.SIGSEGV
+        assert " in crashes_at_a_word" in crashed(vitals.stacks.read())
 
 
 def test_no_rank_outlives_its_supervisor_or_the_leading_one() -> None:

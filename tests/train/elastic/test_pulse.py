@@ -83,6 +83,30 @@ def test_a_process_says_where_its_main_thread_is() -> None:
     stacks.ask(child)  # it is gone
 
 
+def test_a_second_question_is_not_answered_by_the_stacks_of_the_first() -> None:
+    stacks = Stacks()
+    ready, ours = os.pipe()
+    child = os.fork()
+    if not child:
+        stacks.start()
+        os.write(ours, b"1")
+        time.sleep(60.0)
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        stacks.ask(child)
+        first = stacks.read(10.0)
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+        stacks.ask(child)
+        assert first and not stacks.read(0.0)
+        os.kill(child, signal.SIGCONT)
+        assert stacks.read(10.0).count("most recent call first") == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_the_innermost_call_and_the_innermost_of_ours() -> None:
     stacks = """Thread 0x1 (most recent call first):
   File "/a/threading.py", line 1 in run
@@ -107,6 +131,27 @@ def test_a_process_that_crashes_leaves_its_stacks() -> None:
     assert os.WTERMSIG(status) == signal.SIGSEGV
     where = crashed(stacks.read(0.0))
     assert where.startswith("File") and where.endswith(" in string_at")
+
+
+def test_a_crash_is_found_whether_the_process_was_asked_before_or_after_it() -> None:
+    stacks = Stacks()
+    ready, ours = os.pipe()
+    heard, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        stacks.start()
+        os.write(ours, b"1")
+        os.read(heard, 1)
+        ctypes.string_at(0)
+        os._exit(0)
+    os.read(ready, 1)
+    stacks.ask(child)
+    assert stacks.read(10.0)
+    os.write(tell, b"1")
+    os.waitpid(child, 0)
+    assert crashed(stacks.read(0.0))
+    stacks.ask(None)  # as while the system still writes its memory to a disk
+    assert crashed(stacks.read(0.0))
 
 
 def test_the_thread_that_crashed_is_told_from_the_main_thread() -> None:

@@ -39,6 +39,7 @@ class Worker:
     child: Child
     vitals: Vitals = field(default_factory=Vitals)
     asked_s: float = math.inf  # when it was asked for its stacks, which have not been sent yet
+    question: int = 0  # the number of the leading supervisor's newest question for them
 
 
 class Follower:
@@ -103,7 +104,7 @@ class Follower:
                 worker.child.process.terminate()
             elif what == nodes.STACKS:
                 worker.vitals.stacks.ask(worker.child.process.pid)
-                worker.asked_s = time.monotonic()
+                worker.asked_s, worker.question = time.monotonic(), int(detail["question"])
             else:
                 with suppress(OSError):
                     worker.child.ask.send(_by_own_clock(detail))
@@ -146,7 +147,7 @@ class Follower:
 
     def _listen(self, number: int) -> None:
         """Pass on what a rank says, and how it ended."""
-        child = self.workers[number].child
+        child, stacks = self.workers[number].child, self.workers[number].vitals.stacks
         is_alive = child.process.is_alive()  # asked first: what it said before its end is still read below
         with suppress(EOFError, OSError):
             while child.end.poll():
@@ -154,7 +155,7 @@ class Follower:
                 self.channel.say(nodes.SAID, number=number, what=what, detail=detail)
         if not is_alive:
             child.process.join()
-            self.channel.say(nodes.ENDED, number=number, code=child.process.exitcode)
+            self.channel.say(nodes.ENDED, number=number, code=child.process.exitcode, stacks=stacks.read(0.0))
             del self.workers[number]
 
     def _beat(self, now_s: float) -> None:
@@ -168,7 +169,7 @@ class Follower:
         for number, worker in self.workers.items():
             if now_s - worker.asked_s >= STACKS_S:
                 worker.asked_s = math.inf
-                self.channel.say(nodes.STACKS, number=number, text=worker.vitals.stacks.read(0.0))
+                self.channel.say(nodes.STACKS, number=number, question=worker.question, text=worker.vitals.stacks.read(0.0))
 
     def _pass_on_signals(self) -> None:
         """Ask the leading supervisor to let the run save and stop; SIGUSR1 is a notice to the ranks here that this node will go."""

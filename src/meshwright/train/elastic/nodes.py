@@ -47,15 +47,21 @@ class RemoteStacks(Stacks):
     """Where the threads of a process on another node are: its supervisor asks it, and sends what it wrote."""
 
     def __init__(self, process: RemoteProcess) -> None:
-        self._process, self.text = process, ""
+        self._process, self._question, self._text = process, 0, ""
 
     def ask(self, pid: int | None) -> None:
-        """Have it asked."""
-        self._process.node.channel.say(STACKS, number=self._process.number)
+        """Have it asked. Questions are numbered, because the answer to the one before may be on its way."""
+        self._question, self._text = self._question + 1, ""
+        self._process.node.channel.say(STACKS, number=self._process.number, question=self._question)
+
+    def hear(self, text: str, question: int | None = None) -> None:
+        """Take an answer, or what the process has left at its end."""
+        if question in (None, self._question):
+            self._text = text
 
     def read(self, within_s: float = 0.0) -> str:
-        """What has been sent so far."""
-        return self.text
+        """What has been sent since it was asked last."""
+        return self._text
 
 
 class RemoteProcess:
@@ -364,8 +370,9 @@ class Nodes:
         elif what == SAID:
             process.said.append((str(detail["what"]), str(detail["detail"])))
         elif what == STACKS:
-            process.stacks.text = str(detail["text"])
+            process.stacks.hear(str(detail["text"]), int(detail["question"]))
         elif what == ENDED:
+            process.stacks.hear(str(detail["stacks"]))
             process.pid, process.exitcode = None, int(detail["code"]) if process.exitcode is None else process.exitcode
             del node.processes[process.number]
 

@@ -66,6 +66,7 @@ class Stacks:
 
     def __init__(self) -> None:
         self._file = _unnamed_file()
+        self._start = 0  # of what answers the newest question; earlier answers stand before it
         weakref.finalize(self, os.close, self._file)
 
     def start(self) -> None:
@@ -74,18 +75,26 @@ class Stacks:
         faulthandler.register(ASKS, file=self._file, all_threads=True)
 
     def ask(self, pid: int | None) -> None:
-        """Ask the process for its stacks; it must have started to answer."""
+        """Ask the process for its stacks; it must have started to answer. After a fault its last words stay the answer."""
+        size = os.fstat(self._file).st_size
+        if FATAL not in self._written(size):
+            self._start = size
         with suppress(OSError):
             if pid is not None:
                 os.kill(pid, ASKS)
 
     def read(self, within_s: float = STACKS_S) -> str:
-        """What the process has written so far; waits a little for the end of it."""
+        """What the process has written since it was asked last, or at a fault; waits a little for the end of it."""
         until_s, before = time.monotonic() + within_s, -1
-        while (size := os.fstat(self._file).st_size) != before or (not size and time.monotonic() < until_s):
+        while (size := os.fstat(self._file).st_size) != before or (size <= self._start and time.monotonic() < until_s):
             before = size
             time.sleep(within_s / 20)
-        return os.pread(self._file, MOST_STACK_BYTES, max(size - MOST_STACK_BYTES, 0)).decode(errors="replace")
+        return self._written(size)
+
+    def _written(self, size: int) -> str:
+        """The newest part of the file, which has this size."""
+        start = max(size - MOST_STACK_BYTES, self._start)
+        return os.pread(self._file, size - start, start).decode(errors="replace")
 
 
 def _unnamed_file() -> int:
