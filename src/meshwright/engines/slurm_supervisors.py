@@ -134,7 +134,10 @@ def _in(request: Request, name: str) -> str:
 
 
 def _filled(template: str, request: Request, **more: str) -> str:
-    """The template with the job's folder, this module's times, and `more`. What is filled in may hold words of the template, and keeps them."""
+    """The template with the job's folder, this module's times, and `more`.
+
+    What is filled in may hold words of the template, and keeps them.
+    """
     times_s = {"LEAVE": LEAVE_S, "REQUEUE": REQUEUE_S, "PAUSE": PAUSE_S, "EVERY": WATCH_S}
     values = {"FOLDER": shlex.quote(str(request.folder)), **{word: str(value_s) for word, value_s in times_s.items()}, **more}
     values["END_SPARES"] = END_SPARES
