@@ -50,6 +50,12 @@ class InputError(MeshwrightError):
     """The user's input cannot be used. The text says what is wrong, where, and how to fix it."""
 
 
+class TooFewNodesError(MeshwrightError):
+    """Nodes of a run did not come, or did not come back. With more nodes the same command may go on."""
+
+    EXIT_STATUS = 69  # of its own (sysexits' EX_UNAVAILABLE): a job on Slurm is queued again for it
+
+
 class FitError(MeshwrightError):
     """A layout does not fit the machine: it needs more memory or more accelerators than there are."""
 

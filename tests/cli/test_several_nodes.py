@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ import pytest
 pytest.importorskip("torch")
 
 from meshwright.cli import several_nodes
+from meshwright.cli.main import main
 from meshwright.cli.several_nodes import OF_ONE_NODE, _bodies, checked, follow_run
 from meshwright.cli.train_arguments import Wishes
 from meshwright.cli.train_run import TRAIN, default_plan, local_ranks, node_sizes, run
 from meshwright.errors import InputError
+from meshwright.train.elastic.nodes import Nodes
 from meshwright.train.job import TrainingJob
 
 WISHES = Wishes(
@@ -63,6 +66,20 @@ def test_a_command_that_cannot_be_meant_for_several_nodes_is_refused(changes: di
     with pytest.raises(InputError) as raised:
         checked(replace(WISHES, **changes))
     assert raised.value.what == what
+
+
+def test_too_few_nodes_have_an_exit_status_of_their_own_which_all_nodes_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A job on Slurm is queued again for it, and not for wrong input."""
+    told: list[int] = []
+    close = Nodes.close
+    monkeypatch.setattr(Nodes, "close", lambda self, code, why="": (told.append(code), close(self, code, why))[1])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    plan = tmp_path / "plan.json"
+    default_plan("dp=2", "none").write(plan)
+    place = ["--keep-going", "--nodes", "2", "--node", "0", "--meet", f"127.0.0.1:{port}", "--rendezvous-timeout", "1"]
+    assert main(["train", str(plan), "--name", "a", "--runs", str(tmp_path / "runs"), "--steps", "1", *place]) == 69
+    assert told == [69]
 
 
 def test_the_number_of_a_node_alone_does_not_train_the_whole_plan_there() -> None:

@@ -214,10 +214,20 @@ def test_a_job_is_queued_again_without_the_node_that_leads_or_that_of_its_script
 
 
 @pytest.mark.parametrize(
-    "over, num_left, silent, code, is_queued_again",
-    [("0", 4, "", 0, False), ("1", 4, "", 1, False), ("1", 3, "", 1, True), ("2", 3, "", 2, False), ("", 4, "n3 allocated*", 1, True)],
+    "over, num_left, silent, code, why",
+    [
+        ("0", 3, "", 0, ""),
+        ("69", 4, "", 69, ""),  # no node was lost: the next start would not have more of them
+        ("69", 3, "", 69, "the run cannot go on without the nodes that were lost"),
+        ("69", 4, "n3 allocated*", 69, "the run cannot go on without the nodes that were lost"),
+        ("1", 3, "", 1, ""),  # the run was given up, not for want of nodes
+        ("75", 3, "", 75, ""),
+        ("2", 3, "", 2, ""),
+        ("", 4, "n3 allocated*", 1, "all supervisors ended, and the leading one did not say how the run ended"),
+        ("", 4, "", 1, ""),
+    ],
 )
-def test_a_run_that_fails_without_nodes_that_were_lost_is_queued_again(request_of, programs, over, num_left, silent, code, is_queued_again):
+def test_only_a_run_that_too_few_nodes_are_left_for_is_queued_again(request_of, programs, over, num_left, silent, code, why):
     request = request_of("replicas")
     request.folder.mkdir(parents=True)
     (request.folder / "nodes").write_text("n0\nn1\nn2\nn3\n")
@@ -231,7 +241,8 @@ def test_a_run_that_fails_without_nodes_that_were_lost_is_queued_again(request_o
     script = "\n".join(["set -euo pipefail", "PORT=5", *made.supervised(request, "", "$first")])
     done = run(script, programs.folder, SLURMD_NODENAME="n0", PATH=os.environ["PATH"])
     assert done.returncode == code, done.stderr
-    assert ("scontrol requeue 7" in programs.calls) == is_queued_again
+    assert ("scontrol requeue 7" in programs.calls) == bool(why)
+    assert (f"meshwright: {why}; the job is queued again" in done.stdout) if why else "queued again" not in done.stdout
     assert (request.folder / "meeting").read_text() == "NODES=2\nADDRESS=n0\nPORT=5\n"
     started = next(call for call in programs.calls if "supervisor.sh" in call)
     assert "--ntasks=4 --nodes=4 --ntasks-per-node=1" in started

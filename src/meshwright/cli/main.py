@@ -41,7 +41,7 @@ from meshwright.cli.train import train
 from meshwright.cli.tune import tune
 from meshwright.cli.validate import validate
 from meshwright.cli.weights import weights
-from meshwright.errors import InputError, MeshwrightError, message_of, printable
+from meshwright.errors import InputError, MeshwrightError, TooFewNodesError, message_of, printable
 
 INTERRUPTED = 130
 
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(_told(error))
     except MeshwrightError as error:
         print(f"meshwright: {_told(error)}", file=sys.stderr)
-        return BAD_INPUT
+        return error.EXIT_STATUS if isinstance(error, TooFewNodesError) else BAD_INPUT
     except ParserError as error:
         return _refuse(str(refusal_of(error, arguments, typer.main.get_command(app))))
     except (typer.Abort, KeyboardInterrupt):

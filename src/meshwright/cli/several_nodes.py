@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.train_arguments import Wishes
 from meshwright.cli.train_run import Verb, check_place, check_with_torch, is_over, local_ranks, node_sizes, on_gpus, secret_of, settled
-from meshwright.errors import InputError
+from meshwright.errors import InputError, TooFewNodesError
 
 if TYPE_CHECKING:
     from meshwright.train.elastic.follower import Meeting
@@ -70,6 +70,9 @@ def met(wishes: Wishes, job: TrainingJob) -> Iterator[Met]:
         yield found
     except InputError:
         found.code = 2
+        raise
+    except TooFewNodesError as error:
+        found.code = error.EXIT_STATUS
         raise
     finally:
         nodes.close(found.code)

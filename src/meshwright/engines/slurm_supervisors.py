@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 
 from meshwright.engines.request import PLACED_FILE, SECRET_FILE, Request, comments, exports
+from meshwright.errors import TooFewNodesError
 
 SUPERVISOR_FILE, WATCH_FILE, SPARE_FILE = "supervisor.sh", "watch.sh", "spare.sbatch"
 MEETING_FILE = "meeting"  # where the supervisors of this start of the job meet
@@ -46,8 +47,11 @@ if [ -e "$JOB/over" ]; then code=$(cat "$JOB/over"); fi
 END_SPARES
 num_left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D || echo "$SLURM_JOB_NUM_NODES")
 silent=$(sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format=%T | grep -c '[*]' || true)
-if [ "$code" != 0 ] && [ "$code" != 2 ] && [ -z "$asked" ] && [ $((num_left - silent)) -lt "$SLURM_JOB_NUM_NODES" ]; then
-  echo "meshwright: the run cannot go on without the nodes that were lost; the job is queued again"
+why=
+if [ ! -e "$JOB/over" ]; then why="all supervisors ended, and the leading one did not say how the run ended"; fi
+if [ "$code" = TOO_FEW_NODES ]; then why="the run cannot go on without the nodes that were lost"; fi
+if [ -n "$why" ] && [ -z "$asked" ] && [ $((num_left - silent)) -lt "$SLURM_JOB_NUM_NODES" ]; then
+  echo "meshwright: $why; the job is queued again"
   scontrol requeue "$SLURM_JOB_ID" && sleep REQUEUE
 fi
 exit "$code\""""
@@ -140,5 +144,5 @@ def _filled(template: str, request: Request, **more: str) -> str:
     """
     times_s = {"LEAVE": LEAVE_S, "REQUEUE": REQUEUE_S, "PAUSE": PAUSE_S, "EVERY": WATCH_S}
     values = {"FOLDER": shlex.quote(str(request.folder)), **{word: str(value_s) for word, value_s in times_s.items()}, **more}
-    values["END_SPARES"] = END_SPARES
+    values |= {"END_SPARES": END_SPARES, "TOO_FEW_NODES": str(TooFewNodesError.EXIT_STATUS)}
     return re.sub(rf"(?<![A-Z_])({'|'.join(values)})(?![A-Z_])", lambda found: values[found[0]], template)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from on_nodes import FACTS, OPENED, TWO, ended, leading, meeting, started
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, TooFewNodesError
 from meshwright.layout import Layout
 from meshwright.train.elastic.member import BOUNDARY, READY, Member
 from meshwright.train.elastic.nodes import Nodes
@@ -278,12 +278,28 @@ def test_nodes_that_would_train_another_run_end_the_start() -> None:
 
 def test_a_node_that_does_not_come_is_named() -> None:
     nodes = leading(3, timeout_s=1.0)
-    with pytest.raises(MeshwrightError) as raised:
+    with pytest.raises(TooFewNodesError) as raised:
         try:
             nodes.meet()
         finally:
             nodes.close(1)
     assert raised.value.what == "nodes 1, 2 of 3 did not come within 1 s"
+
+
+def test_a_run_whose_replicas_cannot_start_again_because_nodes_are_away_ends_for_want_of_nodes() -> None:
+    nodes, body = leading(), until_generation(1)
+    other = started(nodes, 1, body)
+    with ended(other):
+        nodes.meet()
+        other.kill()
+        turned(nodes, lambda: not nodes.is_there(1))
+        nodes.timeout_s = 0.5
+        supervisor = Supervisor(Layout(pp=2), body, judged, lambda: None, nodes=nodes)
+        with pytest.raises(TooFewNodesError):
+            try:
+                supervisor.run()
+            finally:
+                supervisor.close()
 
 
 def test_a_second_supervisor_of_a_node_takes_the_place_of_the_first() -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, TooFewNodesError
 from meshwright.train.agreement import disagreement
 from meshwright.train.elastic.channel import Channel, Guest, Refused
 from meshwright.train.elastic.interface import use_interface_of
@@ -318,9 +318,9 @@ class Nodes:
     def _is_full(self) -> bool:
         return all(self.is_there(position) for position in range(len(self.sizes)))
 
-    def _not_all(self) -> MeshwrightError:
+    def _not_all(self) -> TooFewNodesError:
         missing = [str(position) for position in range(len(self.sizes)) if not self.is_there(position)]
-        return MeshwrightError(
+        return TooFewNodesError(
             f"node{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {len(self.sizes)} did not come within {self.timeout_s:g} s",
             where=f"{self._host}:{self._port}",
             fix="start the same command with its own --node on every node, and with the same --secret; check that this port is reachable, "

@@ -31,7 +31,7 @@ from multiprocessing.context import ForkProcess
 
 import torch.distributed as dist
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, TooFewNodesError
 from meshwright.layout import Layout
 from meshwright.train.elastic.member import (
     BOUNDARY,
@@ -200,8 +200,10 @@ class Supervisor:
     def _start_members(self) -> None:
         """Start the first replicas: all that can be started, because nodes may have been lost before all ranks started again."""
         while not (able := [number for number in range(self.wanted) if self._can_start(number)]):
-            if time.monotonic() - self.began_s > self.nodes.timeout_s or self._handing.asked:
-                raise MeshwrightError(
+            if self._handing.asked:
+                raise MeshwrightError("a signal ended the start", where="the nodes of the run", fix="continue the run: --resume")
+            if time.monotonic() - self.began_s > self.nodes.timeout_s:
+                raise TooFewNodesError(
                     "no replica can be started again: its nodes did not come back",
                     where="the nodes of the run",
                     fix="start the supervisors of the nodes again, and continue the run: --resume",
