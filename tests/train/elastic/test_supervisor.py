@@ -112,7 +112,7 @@ def test_a_rank_that_comes_late_to_a_generation_or_not_at_all_says_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], after_s: float, last: int, told: str
 ) -> None:
     monkeypatch.setattr("meshwright.train.elastic.supervisor.COMING_S", 2.0)
-    monkeypatch.setattr("meshwright.train.elastic.supervisor.LATE_S", 0.5)
+    monkeypatch.setattr("meshwright.train.elastic.whereabouts.LATE_S", 0.5)
     kept: list[tuple[int, int]] = []
 
     def keep(generation: int, rank: int, stacks: str) -> str:
