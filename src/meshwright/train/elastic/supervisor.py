@@ -14,7 +14,6 @@ The store through which ranks meet is in a process of its own. This process runs
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -33,6 +32,7 @@ import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layout
+from meshwright.train.elastic.group import Group
 from meshwright.train.elastic.member import (
     BOUNDARY,
     CHANGE,
@@ -48,9 +48,9 @@ from meshwright.train.elastic.member import (
     Member,
 )
 from meshwright.train.elastic.nodes import HERE, Nodes
-from meshwright.train.elastic.pulse import Vitals, is_stopped
-from meshwright.train.elastic.whereabouts import Expected, Whereabouts
-from meshwright.train.health.watch import STALL_S, START_SILENCE_S
+from meshwright.train.elastic.pulse import Vitals
+from meshwright.train.elastic.whereabouts import Whereabouts
+from meshwright.train.health.watch import STALL_S
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import (
     EXIT_FAILED,
@@ -71,34 +71,10 @@ from meshwright.train.membership import Membership, dp_at, layout_with, next_dp
 
 ANSWER_S = 5.0  # of the store
 LOOK_S = 0.2  # between two looks at requests and at signs of life
-READY_S = 600.0  # in which a process must have prepared itself
 COMING_S = 15.0  # at least, in which the ranks of a generation must come: one that computes notices nothing before its next exchange
 DEATH_S = 1.0  # after a rank has lost a connection, in which the rank at the other end may turn out to be dead
 STAYS = b"meshwright: SIGUSR1 changes nothing here: the run ends with its leading supervisor; SIGTERM lets it save and stop\n"
 VERDICTS = ("done", "cause", "effect")
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """The processes of one replica."""
-
-    number: int
-    children: list[Child]
-    vitals: list[Vitals]  # of the processes, in the same order; those of another node are looked after there
-    started_s: float
-    ready: dict[int, float] = field(default_factory=dict)  # processes that have prepared themselves, and when
-    at_boundary: dict[int, int] = field(default_factory=dict)  # processes that wait at a step boundary, and the step
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all its processes can join."""
-        return len(self.ready) == len(self.children)
-
-    def send(self, what: str, detail: str = "") -> None:
-        """Tell all its processes something."""
-        for child in self.children:
-            with suppress(OSError):
-                child.ask.send((what, detail))
 
 
 class Supervisor:
@@ -440,7 +416,7 @@ class Supervisor:
             return
         self._looked_s = now_s
         for group in [*self.members, *self.joining]:
-            failure = self._lifeless(group, now_s, passed_s)
+            failure = group.lifeless(self.stall_s, now_s, passed_s)
             if failure is not None and self.failure is None:
                 self._lose([group], failure, [f"meshwright: {failure.message}"])
         self._look_at_meeting(now_s)
@@ -449,34 +425,12 @@ class Supervisor:
         """Go on without replicas that do not come to the newest generation."""
         if self.failure is not None:
             return
-        expected = [
-            Expected(child.rank, child.process.pid, vitals.stacks, group.ready.get(child.rank, math.inf))
-            for group in self.members
-            for child, vitals in zip(group.children, group.vitals, strict=True)
-            if child.process.is_alive()
-        ]
+        expected = [one for group in self.members for one in group.expected()]
         missing = self._whereabouts.missing(expected, max(COMING_S, self.stall_s), now_s)
         if missing is not None:
             ranks, failure = missing
             lost = [group for group in self.members if any(child.rank in ranks for child in group.children)]
             self._lose(lost, failure, [f"meshwright: {failure.message}"])
-
-    def _lifeless(self, group: Group, now_s: float, passed_s: float) -> Failure | None:
-        """What is wrong with a replica whose processes have not ended; None if nothing is."""
-        for child, vitals in zip(group.children, group.vitals, strict=True):
-            if not child.process.is_alive():  # it has ended well, before others of the run
-                continue
-            if child.process.pid is not None:
-                vitals.look(is_stopped(child.process.pid), passed_s)
-            who = f"rank {child.rank}"
-            if vitals.stopped_s >= self.stall_s:
-                message = f"{who} was stopped by a signal, and not continued for {vitals.stopped_s:.1f} s"
-                return Failure(reason="hang", rank=child.rank, message=message, from_outside=True)
-            if vitals.silent_s >= max(START_SILENCE_S, self.stall_s):
-                return Failure(reason="hang", rank=child.rank, message=f"{who} gave no sign of life for {vitals.silent_s:.0f} s")
-            if child.rank not in group.ready and now_s - group.started_s > READY_S:
-                return Failure(reason="hang", rank=child.rank, message=f"{who} was not ready {READY_S:.0f} s after its start")
-        return None
 
     def _look_at_connections(self) -> None:
         """Form the groups anew if a connection was lost and no rank has died."""
