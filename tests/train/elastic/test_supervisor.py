@@ -112,7 +112,7 @@ def test_a_rank_that_comes_late_to_a_generation_or_not_at_all_says_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], after_s: float, last: int, told: str
 ) -> None:
     monkeypatch.setattr("meshwright.train.elastic.supervisor.COMING_S", 2.0)
-    monkeypatch.setattr("meshwright.train.elastic.supervisor.LATE_S", 0.5)
+    monkeypatch.setattr("meshwright.train.elastic.whereabouts.LATE_S", 0.5)
     kept: list[tuple[int, int]] = []
 
     def keep(generation: int, rank: int, stacks: str) -> str:
@@ -368,7 +368,7 @@ def test_a_process_that_hangs_outside_of_training_is_ended(monkeypatch: pytest.M
             member.listen()
         time.sleep(60.0)
 
-    monkeypatch.setattr(f"meshwright.train.elastic.supervisor.{limit}", 1.0)
+    monkeypatch.setattr(f"meshwright.train.elastic.group.{limit}", 1.0)
     _, failure, _ = supervised(body, stall_s=1.0)
     assert failure is not None and failure.reason == "hang" and words in failure.message and not failure.from_outside
 
@@ -379,5 +379,5 @@ def test_a_rank_that_has_ended_well_need_not_give_signs_of_life(monkeypatch: pyt
         member.say(READY)
         time.sleep(2.5 * member.replica)
 
-    monkeypatch.setattr("meshwright.train.elastic.supervisor.START_SILENCE_S", 1.0)
+    monkeypatch.setattr("meshwright.train.elastic.group.START_SILENCE_S", 1.0)
     assert supervised(body, stall_s=1.0) == (0, None, 0)

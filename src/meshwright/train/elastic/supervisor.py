@@ -14,7 +14,6 @@ The store through which ranks meet is in a process of its own. This process runs
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -33,6 +32,7 @@ import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError, TooFewNodesError
 from meshwright.layout import Layout
+from meshwright.train.elastic.group import Group
 from meshwright.train.elastic.member import (
     BOUNDARY,
     CHANGE,
@@ -48,8 +48,9 @@ from meshwright.train.elastic.member import (
     Member,
 )
 from meshwright.train.elastic.nodes import HERE, Nodes
-from meshwright.train.elastic.pulse import Vitals, crashed, innermost, is_stopped
-from meshwright.train.health.watch import STALL_S, START_SILENCE_S
+from meshwright.train.elastic.pulse import Vitals
+from meshwright.train.elastic.whereabouts import Whereabouts
+from meshwright.train.health.watch import STALL_S
 from meshwright.train.incidents import Incident
 from meshwright.train.launch import (
     EXIT_FAILED,
@@ -70,37 +71,10 @@ from meshwright.train.membership import Membership, dp_at, layout_with, next_dp
 
 ANSWER_S = 5.0  # of the store
 LOOK_S = 0.2  # between two looks at requests and at signs of life
-READY_S = 600.0  # in which a process must have prepared itself
 COMING_S = 15.0  # at least, in which the ranks of a generation must come: one that computes notices nothing before its next exchange
-LATE_S = 5.0  # after which a rank that has not come says where it is
 DEATH_S = 1.0  # after a rank has lost a connection, in which the rank at the other end may turn out to be dead
 STAYS = b"meshwright: SIGUSR1 changes nothing here: the run ends with its leading supervisor; SIGTERM lets it save and stop\n"
 VERDICTS = ("done", "cause", "effect")
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """The processes of one replica."""
-
-    number: int
-    children: list[Child]
-    vitals: list[Vitals]  # of the processes, in the same order; those of another node are looked after there
-    started_s: float
-    ready: dict[int, float] = field(default_factory=dict)  # processes that have prepared themselves, and when
-    at_boundary: dict[int, int] = field(default_factory=dict)  # processes that wait at a step boundary, and the step
-    has_come: set[int] = field(default_factory=set)  # processes that have come to the meeting of the newest generation
-    asked: set[int] = field(default_factory=set)  # processes that were late there, and were asked where they are
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all its processes can join."""
-        return len(self.ready) == len(self.children)
-
-    def send(self, what: str, detail: str = "") -> None:
-        """Tell all its processes something."""
-        for child in self.children:
-            with suppress(OSError):
-                child.ask.send((what, detail))
 
 
 class Supervisor:
@@ -122,7 +96,6 @@ class Supervisor:
         nodes: Nodes | None = None,
         kept: Callable[[int, int, str], str] = lambda generation, rank, stacks: "",
     ) -> None:
-        self.kept = kept
         self.layout, self.body, self.judged, self.requested, self.memberships = layout, body, judged, requested, memberships
         self.stall_s = stall_s
         self.nodes = nodes or Nodes([layout.num_ranks])
@@ -136,7 +109,7 @@ class Supervisor:
         self.secret = os.urandom(32)
         self.began_s = time.monotonic()
         self._lost_s: float | None = None
-        self._announced_s = math.inf  # when the newest generation was announced
+        self._whereabouts = Whereabouts(kept)
         self._looked_s = self.began_s  # when the signs of life were last looked at
         self._called: list[Group] | None = None  # the replicas that leave, once a change at the next step boundary is called for
         self._handing = Handing()  # all processes, and the signals that ask the run to stop
@@ -345,12 +318,11 @@ class Supervisor:
         return False
 
     def _death_of(self, group: Group) -> tuple[Failure, list[str]]:
-        """Why a replica has ended, and what is printed. The stacks of a rank that a fault has ended, such as SIGSEGV, are kept."""
+        """Why a replica has ended, and what is printed."""
         failure, texts = failure_of(group.children)
         for child, vitals in zip(group.children, group.vitals, strict=True):
-            if failure.reason == "signal" and child.rank == failure.rank and (where := crashed(stacks := vitals.stacks.read(0.0))):
-                place = self.kept(self.generation, child.rank, stacks)
-                failure = replace(failure, message=f"{failure.message}, in {where}{f' ({place})' if place else ''}")
+            if failure.reason == "signal" and child.rank == failure.rank:
+                failure = self._whereabouts.of_crash(failure, child.rank, vitals.stacks)
         return failure, texts
 
     def _listen(self, group: Group, child: Child) -> None:
@@ -367,7 +339,7 @@ class Supervisor:
         if what == READY:
             group.ready[child.rank] = time.monotonic()
         elif what == COME and int(detail) == self.generation:
-            self._comes(group, child)
+            self._whereabouts.has_come(child.rank, group.vitals[group.children.index(child)].stacks)
         elif what == BOUNDARY:
             group.at_boundary[child.rank] = int(detail)
         elif what == LOST and int(detail.partition(" ")[0]) == self.generation and self._lost_s is None:
@@ -446,63 +418,21 @@ class Supervisor:
             return
         self._looked_s = now_s
         for group in [*self.members, *self.joining]:
-            failure = self._lifeless(group, now_s, passed_s)
+            failure = group.lifeless(self.stall_s, now_s, passed_s)
             if failure is not None and self.failure is None:
                 self._lose([group], failure, [f"meshwright: {failure.message}"])
         self._look_at_meeting(now_s)
 
     def _look_at_meeting(self, now_s: float) -> None:
-        """Go on without replicas that do not come to the newest generation. Before they are ended they say where they are."""
-        limit_s, late = max(COMING_S, self.stall_s), list[tuple[Group, Child]]()
-        for group in self.members if self.failure is None else ():
-            for child, vitals in zip(group.children, group.vitals, strict=True):
-                waited_s = now_s - max(self._announced_s, group.ready.get(child.rank, math.inf))
-                if waited_s < LATE_S or child.rank in group.has_come or not child.process.is_alive():
-                    continue
-                if child.rank not in group.asked:
-                    group.asked.add(child.rank)
-                    vitals.stacks.ask(child.process.pid)
-                if waited_s >= limit_s:
-                    late.append((group, child))
-        if not late:
+        """Go on without replicas that do not come to the newest generation."""
+        if self.failure is not None:
             return
-        where = "; ".join(f"rank {child.rank} {self._whereabouts(group, child)}" for group, child in late)
-        message = f"{where}, and did not come to generation {self.generation} within {limit_s:.0f} s"
-        failure = Failure(reason="hang", rank=late[0][1].rank if len(late) == 1 else None, message=message)
-        self._lose(list(dict.fromkeys(group for group, _ in late)), failure, [f"meshwright: {message}"])
-
-    def _comes(self, group: Group, child: Child) -> None:
-        """Note that a process has come to the newest generation; if it was asked where it was, say that."""
-        group.has_come.add(child.rank)
-        if child.rank in group.asked:
-            took_s = time.monotonic() - self._announced_s
-            said = f"meshwright: rank {child.rank} came to generation {self.generation} after {took_s:.1f} s"
-            print(f"{said}; it {self._whereabouts(group, child)}", file=sys.stderr)
-
-    def _whereabouts(self, group: Group, child: Child) -> str:
-        """Where a rank was when it was late, in words; its stacks are kept."""
-        stacks = group.vitals[group.children.index(child)].stacks.read()
-        if not stacks:
-            return "did not say where it was"
-        place = self.kept(self.generation, child.rank, stacks)
-        return f"was in {innermost(stacks)}{f' ({place})' if place else ''}"
-
-    def _lifeless(self, group: Group, now_s: float, passed_s: float) -> Failure | None:
-        """What is wrong with a replica whose processes have not ended; None if nothing is."""
-        for child, vitals in zip(group.children, group.vitals, strict=True):
-            if not child.process.is_alive():  # it has ended well, before others of the run
-                continue
-            if child.process.pid is not None:
-                vitals.look(is_stopped(child.process.pid), passed_s)
-            who = f"rank {child.rank}"
-            if vitals.stopped_s >= self.stall_s:
-                message = f"{who} was stopped by a signal, and not continued for {vitals.stopped_s:.1f} s"
-                return Failure(reason="hang", rank=child.rank, message=message, from_outside=True)
-            if vitals.silent_s >= max(START_SILENCE_S, self.stall_s):
-                return Failure(reason="hang", rank=child.rank, message=f"{who} gave no sign of life for {vitals.silent_s:.0f} s")
-            if child.rank not in group.ready and now_s - group.started_s > READY_S:
-                return Failure(reason="hang", rank=child.rank, message=f"{who} was not ready {READY_S:.0f} s after its start")
-        return None
+        expected = [one for group in self.members for one in group.expected()]
+        missing = self._whereabouts.missing(expected, max(COMING_S, self.stall_s), now_s)
+        if missing is not None:
+            ranks, failure = missing
+            lost = [group for group in self.members if any(child.rank in ranks for child in group.children)]
+            self._lose(lost, failure, [f"meshwright: {failure.message}"])
 
     def _look_at_connections(self) -> None:
         """Form the groups anew if a connection was lost and no rank has died."""
@@ -599,7 +529,8 @@ class Supervisor:
         self.members += [group for group in self.joining if group.is_ready][: max(self.wanted - len(self.members), 0)]
         self.joining = [group for group in self.joining if group not in self.members]
         self.generation += 1
-        self._lost_s, self._called, self._announced_s = None, None, time.monotonic()
+        self._lost_s, self._called = None, None
+        self._whereabouts.announced(self.generation)
         announced = Announcement(
             generation=self.generation,
             replicas=tuple(group.number for group in self.members),
@@ -609,8 +540,6 @@ class Supervisor:
         )
         for group in self.members:
             group.at_boundary.clear()
-            group.has_come.clear()
-            group.asked.clear()
             group.send(GENERATION, announced.to_json())
 
 
