@@ -92,7 +92,7 @@ def test_what_slurm_could_never_run_is_refused_and_nothing_is_queued(lab, tmp_pa
 
 def test_a_job_that_never_starts_is_given_up_and_cancelled(lab, tmp_path):
     plan = planned(lab, tmp_path, "pp=2,dp=2,mbs=1")
-    held = lab.on_login("sbatch", "--parsable", "--exclusive", "--nodes=4", "--wrap", "sleep 60")
+    held = lab.on_login("sbatch", "--parsable", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "sleep 60")
     done = lab.launch(plan, "--on", "slurm", "--name", "late", "--give-up-after", "2", options=["--steps", "2"])
     assert done.returncode == 2 and "the job did not start within 2 s, and was cancelled" in done.stderr
     assert lab.on_login("squeue", "--noheader", "--format=%i").stdout.split() == [held.stdout.strip()]
